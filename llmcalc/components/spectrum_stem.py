@@ -8,7 +8,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
-from ..workload.rows import SOURCE
+from ..workload.rows import SOURCE, Rows
 from .base import ModelProperties
 from .stem import Stem
 from .towers.subsampling import SpectrumConv, Subsampling
@@ -38,7 +38,13 @@ class SpectrumStem(Stem):
             frames *= convolution.stride[0]
         return frames
 
+    @property
+    def positions(self) -> Rows:
+        return SOURCE if self.subsampling.chunk is None else self.subsampling.positions
+
     def frames_read(self) -> Value:
+        if self.subsampling.chunk is not None:
+            return self.subsampling.input_value()
         rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
         return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
@@ -46,7 +52,7 @@ class SpectrumStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)
+        return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=self.positions)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import Multiple
+from ..workload.derived_rows import InChunks, Multiple
 from ..workload.rows import SOURCE, Fixed, Rows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 
@@ -52,7 +52,9 @@ class ConvStem(Stem):
     """Two convolutions over the frames of an audio signal; two frames become one position.
 
     num_mel_bins: the number of values per frame.
-    max_source_positions: the number of positions; the encoder always processes all of them.
+    max_source_positions: the number of positions; the encoder always processes all of them, unless it has chunks.
+    chunk: the number of frames that are convolved at once, the last of several padded; the number of positions then
+        follows that of the frames (Qwen2.5-Omni). None by default.
     """
 
     formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
@@ -61,19 +63,24 @@ class ConvStem(Stem):
     type: Literal["convolution"] = "convolution"
     num_mel_bins: Width
     max_source_positions: Positions
+    chunk: Positions | None = None
 
     @property
     def positions(self) -> Rows:
         """The positions that the encoder processes; each position is one vector."""
+        if self.chunk is not None:
+            return InChunks(chunk=self.chunk, strides=(2,), padded=False)
         return Fixed("positions", length=self.max_source_positions)
 
     @property
-    def fixed_positions(self) -> int:
-        return self.max_source_positions
+    def fixed_positions(self) -> int | None:
+        return self.max_source_positions if self.chunk is None else None
 
     def frames_read(self) -> Value:
         """The stem's input: two frames per position."""
-        rows = Multiple("frames", of=self.positions, by=2)
+        rows: Rows = Multiple("frames", of=self.positions, by=2)
+        if self.chunk is not None:
+            rows = InChunks(chunk=self.chunk)
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -81,7 +88,9 @@ class ConvStem(Stem):
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
         y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
-        return recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
+        rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
+        y = recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=rows), "gelu")
+        return y if self.chunk is None else y.view(*axes, rows=self.positions)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -104,10 +113,20 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConvStem, hidden_size: int) -> None:
             super().__init__()
+            self.chunk = spec.chunk
             self.conv1 = nn.Conv1d(spec.num_mel_bins, hidden_size, kernel_size=3, padding=1)
             self.conv2 = nn.Conv1d(hidden_size, hidden_size, kernel_size=3, stride=2, padding=1)
 
         def forward(self, frames: Tensor) -> Tensor:
+            clips, length = frames.shape[0], frames.shape[-1]
+            if self.chunk is None or length <= self.chunk:
+                return self._convolve(frames)
+            chunks = nn.functional.pad(frames, (0, -length % self.chunk)).unflatten(2, (-1, self.chunk))
+            positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
+            rest = length % self.chunk
+            return positions[:, : length // self.chunk * -(-self.chunk // 2) + -(-rest // 2)]
+
+        def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))
             return x.transpose(1, 2)
 

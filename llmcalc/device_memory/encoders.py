@@ -40,7 +40,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
     for run in inputs.runs:
         for node in run.nodes:
             tower: Any = spec.towers[node.name]
-            if "stack" not in type(tower).model_fields:
+            if not _has_replay(tower):
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             replays = [
@@ -59,6 +59,17 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             metered_lowering.run(program)
             peaks.append(EncoderPeak(node.name, memory_meter.peak))
     return peaks
+
+
+def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
+    """Returns the names of the encoders in use whose layers are not replayed (conformers)."""
+    names = (node.name for run in inputs.runs for node in run.nodes)
+    return [name for name in names if spec.towers[name].type != "projector" and not _has_replay(spec.towers[name])]
+
+
+def _has_replay(tower: Any) -> bool:
+    """Whether an encoder's layers can be replayed."""
+    return "stack" in type(tower).model_fields
 
 
 def _layer_program(tower: Any) -> Flow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
 from ..frozen import frozen
-from ..workload.derived_rows import PatchVectors
+from ..workload.derived_rows import InChunks, PatchVectors
 from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -53,7 +53,7 @@ class AttentionCore(Op):
                 return vectors.pairs_with_bytes(run_config.workload)
             return new * run_config.available_rows(self.keys)
         if self.square is not None:
-            return _pairs_in_squares(run_config, self.square)
+            return _pairs_in_squares(run_config, self.square, self.rows)
         if run_config.pairs == "full":
             return new * (new + self._cached_keys(past, run_config))
         if not self.causal:
@@ -182,13 +182,16 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
     return triangle(n)
 
 
-def _pairs_in_squares(run_config: RunConfig, square_side: Number) -> Number:
-    """Returns the number of patch pairs in the same square of an image. Squares at its edges are smaller."""
+def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) -> Number:
+    """Returns the number of patch pairs in the same square of an image, or of positions in the same stretch of audio.
+
+    Squares at the edges of an image are smaller, and so is the last stretch.
+    """
     image = run_config.workload
     if not isinstance(image, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pairs: Number = 1
-    for patches in (image.rows, image.columns):
+    for patches in (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image.rows, image.columns):
         whole_squares = floor_div(patches, square_side)
         last_rows = patches - whole_squares * square_side
         pairs = pairs * (whole_squares * square_side * square_side + last_rows * last_rows)

@@ -10,6 +10,7 @@ from ..accelerator import Fit
 from ..components.base import TokenMixer
 from ..components.evidence import parts_below
 from ..device_memory.device_memory import DeviceMemory, Point, Term
+from ..device_memory.encoders import unreplayed_encoders
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
 from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
@@ -512,7 +513,11 @@ def not_counted(memory_use: MemoryUse) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
     texts = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
-        runs_encoders = memory_use.inputs is not None and bool(memory_use.inputs.runs)
+        inputs = memory_use.inputs
+        runs_encoders = inputs is not None and bool(inputs.runs)
+        if inputs is not None:
+            names = unreplayed_encoders(memory_use.count.spec, inputs)
+            texts += [f"activations of {name}, whose layers are not replayed" for name in names]
         texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"
             if runs_encoders

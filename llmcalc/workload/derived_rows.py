@@ -202,6 +202,38 @@ class Strided(Rows):
 
 
 @frozen(slots=True)
+class InChunks(Rows):
+    """The output rows of strided convolutions over chunks of `of`, each padded by one row at either end.
+
+    chunk: the rows of a chunk. strides: those of the convolutions, in order.
+    padded: whether the last of several chunks is padded to a whole chunk first, true by default.
+    whole: whether a single chunk is padded too, false by default.
+    """
+
+    name: str = "in chunks"
+    of: Rows = PATCHES
+    chunk: Number = 1
+    strides: tuple[Number, ...] = ()
+    padded: bool = True
+    whole: bool = False
+
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
+        if self.whole and self.padded:
+            return times(ceil_div(rows, self.chunk), self._convolved(self.chunk))
+        if self.padded:
+            return times(ceil_div(rows, self.chunk), self._convolved(minimum(rows, self.chunk)))
+        whole_chunks = floor_div(rows, self.chunk)
+        rest = self._convolved(rows - times(whole_chunks, self.chunk))
+        return add(times(whole_chunks, self._convolved(self.chunk)), rest)
+
+    def _convolved(self, rows: Number) -> Number:
+        for stride in self.strides:
+            rows = ceil_div(rows, stride)
+        return rows
+
+
+@frozen(slots=True)
 class Merged(Rows):
     """One row per square of side × side neighbours over `frames` consecutive frames."""
 

@@ -30,6 +30,7 @@ from llmcalc.ops import ChunkedCore
 from llmcalc.optional import EVERY_PART
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
+from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.rows import Fixed
 from llmcalc.workload.workload import Workload
 from tests.components.towers.test_tower_parts import beside
@@ -283,9 +284,15 @@ def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector
 
 
 def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
-    (example,) = AudioTower.examples()
-    _, out = alone(example)
-    assert out.rows.new_rows(Workload()) == 9
+    fixed, *in_chunks = AudioTower.examples()
+    assert alone(fixed)[1].rows.new_rows(Workload()) == 9
+    for example in in_chunks:
+        stem: Any = example.stack.stem
+        for frames in (3, 4, 6, 17):
+            shape = (1, stem.num_mel_bins, frames) if stem.type == "convolution" else (1, frames, 9)
+            out = example.reference(ModelProperties(24)).eval()(torch.randn(*shape))
+            positions = alone(example)[1].rows.new_rows(EncoderPass(rows=frames, columns=1))
+            assert (positions, example.hidden_size) == out.shape[1:], frames
 
 
 @in_one_test

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from llmcalc import cost, fit, flops, kv, load, memory, time
+from llmcalc.costs.encoders import encoded_inputs
+from llmcalc.device_memory.encoders import encoder_peaks
 from llmcalc.errors import InputError
+from llmcalc.simulator.choices import Choices
+from llmcalc.workload.inputs import Inputs
 
 MODEL = "qwen2.5-vl-3b"
 
@@ -59,6 +63,20 @@ def test_encoders_add_their_weights() -> None:
     assert with_images.states.parts["weights"] == with_towers.states.parts["weights"]
 
 
+def test_the_peak_of_an_encoder_of_sound_is_replayed_or_named() -> None:
+    """300 seconds are 15,000 positions of 1,280 elements; a conformer's layers are not replayed."""
+    whole: Any = memory("qwen2.5-omni-7b", seq=100, audio=300)
+    assert whole.document["inputs"] == {"image_tokens": 0, "audio_tokens": 7500}
+    spec = load("qwen2.5-omni-7b").model
+    inputs = encoded_inputs(spec, Inputs(audio=300))
+    (peak,) = encoder_peaks(spec, inputs, "bfloat16", Choices(attention="flash"))
+    # at least the residual stream, the norm and both sides of the network of one layer, in bf16
+    assert peak.name == "audio_tower"
+    assert 2 * 15_000 * (2 * 1280 + 2 * 5120) < peak.bytes < 2 * 15_000 * 20 * 1280
+    named = str(memory("gemma4-e2b", seq=100, audio=30).document)
+    assert "activations of audio_tower, whose layers are not replayed" in named
+
+
 def test_whisper_reads_one_clip() -> None:
     counted = flops("whisper-large-v3", seq=100, audio=30)
     assert counted.total == flops("whisper-large-v3", seq=100).total
@@ -72,7 +90,8 @@ def test_whisper_reads_one_clip() -> None:
     [
         ("llama3-8b", {"image": "8x8"}, "--image: no encoder of images is counted beside the text model"),
         ("kimi-k3", {"image": "8x8"}, "--image: how the model's processor cuts images is not known"),
-        ("gemma4-e2b", {"audio": 3}, "--audio: how the model's processor cuts audio is not known"),
+        ("gemma4-e2b", {"audio": 31}, "--audio 31: the model reads at most 30 seconds of a recording"),
+        ("gemma4-e2b", {"audio": 1e-4}, "shorter than a frame of 321 samples; expected more"),
         (MODEL, {"image": "8"}, "is not the size of an image; expected WIDTHxHEIGHT"),
         (MODEL, {"image": "0x8"}, "is not the size of an image"),
         (MODEL, {"image": "99999x8"}, "with sides of at most 65,536"),

@@ -31,7 +31,10 @@ IMAGE_RULES = PartChoice(
         "budget": "inputs.budget:Budget",
     },
 )
-AUDIO_RULES = PartChoice("clips", {"clips": "inputs.clips:Clips", "recording": "inputs.recording:Recording"})
+AUDIO_RULES = PartChoice(
+    "clips",
+    {"clips": "inputs.clips:Clips", "recording": "inputs.recording:Recording", "chunks": "inputs.chunks:Chunks"},
+)
 
 if TYPE_CHECKING:
     ImageInput: TypeAlias = ImageRule

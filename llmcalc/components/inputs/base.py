@@ -72,6 +72,15 @@ def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
     )
 
 
+def check_longest(seconds: float, max_seconds: int | None) -> None:
+    """Raises `InputError` for a recording whose rest the processor drops."""
+    if max_seconds is not None and seconds > max_seconds:
+        raise InputError(
+            f"--audio {seconds:g}: the model reads at most {max_seconds} seconds of a recording; expected at most "
+            f"{max_seconds}"
+        )
+
+
 def frames_of(seconds: float, rate: int, hop: int) -> int:
     """Returns the number of audio frames of a recording. rate: samples per second. hop: samples per frame."""
     return ceil(round(seconds * rate) / hop)

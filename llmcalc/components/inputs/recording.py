@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import AudioRule, Encoded
+from .base import AudioRule, Encoded, check_longest
 from .clips import HOP, RATE
 
 
@@ -40,11 +40,7 @@ class Recording(AudioRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     def encode(self, seconds: float) -> Encoded:
-        if self.max_seconds is not None and seconds > self.max_seconds:
-            raise InputError(
-                f"--audio {seconds:g}: the model reads at most {self.max_seconds} seconds of a recording; expected at "
-                f"most {self.max_seconds}"
-            )
+        check_longest(seconds, self.max_seconds)
         samples = round(seconds * RATE)
         frames = self._frames_of(samples)
         if frames < 1:

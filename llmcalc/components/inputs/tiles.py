@@ -45,7 +45,7 @@ class Tiles(ImageRule):
         return self
 
     def tile_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger, if half filled."""
+        """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger if half full."""
         shapes = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)

@@ -92,11 +92,13 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
     outputs: dict[str, Value] = {}
+    frames_of_model = recorder.frames
     for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
         is_joined = tower.type == "projector" and tower.encoders > 1
         source = None if is_joined else _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
         outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
+    recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
     return outputs
 
 

@@ -6,14 +6,14 @@ transformers: models/qwen2_audio, models/voxtral.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..added_position import Learned
+from ..added_position import Learned, Sinusoidal
 from ..base import ModelProperties, StackPosition, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
@@ -24,6 +24,7 @@ from ..runtime import ForwardPass
 from ..stack import Stack
 from ..stem import ConvStem
 from .base import TowerPart
+from .subsampling import SpectrumConv, Subsampling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +49,7 @@ class AudioTower(TowerPart):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder"))
+        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder", grid=True))
         return self
 
     @property
@@ -71,6 +72,8 @@ class AudioTower(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from ..spectrum_stem import SpectrumStem
+
         layernorm = Norm(type="layernorm")
         mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
@@ -83,7 +86,13 @@ class AudioTower(TowerPart):
             position=Learned(max_position_embeddings=9),
             final_norm=layernorm,
         )
-        return [cls(hidden_size=12, stack=stack)]
+        windows = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
+        fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
+        chunks = Stack(block=windows, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **fields)
+        convolution = SpectrumConv(channels=4, bias=True)
+        subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
+        spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **fields)
+        return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum)]
 
 
 @cache
@@ -91,7 +100,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class AudioTowerReference(nn.Module):
-        """The audio encoder. frames: [clips, num_mel_bins, 2 · positions] → [clips, positions, hidden]."""
+        """The audio encoder. frames: [clips, num_mel_bins, 2 · positions] → [clips, positions, hidden].
+
+        With a spectrum stem, frames: [clips, frames, num_mel_bins].
+        """
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
@@ -101,6 +113,6 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
-            return self._stack[0].forward(frames, ForwardPass())
+            return self._stack[0].forward(frames, ForwardPass(columns=1))
 
     return AudioTowerReference

@@ -4,7 +4,8 @@ Gulati 2020 (arXiv:2005.08100).
 
 Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows in chunks, and scores against
 projected sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases
-everywhere and a gated network, and cuts long audio into segments. transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
+everywhere and a gated network, and cuts long audio into segments. transformers:
+models/gemma3n, models/gemma4, models/phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ConformerAttention(Part):
 
 
 class Conformer(TowerPart):
-    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → every reduction-th frame → output_size.
+    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → fewer frames → output_size.
 
     hidden_size: the width.
     subsampling: the convolutions that reduce the number of frames.
@@ -256,7 +257,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             attention, width = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
-            self.chunk_size = attention.chunk_size
+            self.chunk_size = attention.chunk_size or 0
             self.left, self.right = attention.context_left or 0, attention.context_right
             for letter in "qkvo":
                 self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
@@ -305,7 +306,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
                 distance_keys = self._distance_keys(x)
-            if self.chunk_size is not None:
+            if self.chunk_size:
                 attention_output = self._attention_in_chunks(q, k, v, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -377,7 +378,7 @@ def _reference_class() -> type[nn.Module]:
             x: Tensor = self.subsampling(frames)
             clips, length = x.shape[:2]
             is_cut = self.segment is not None and length > self.segment
-            if is_cut:
+            if self.segment is not None and is_cut:
                 x = nn.functional.pad(x, (0, 0, 0, -length % self.segment)).unflatten(1, (-1, self.segment))
                 x = x.flatten(0, 1)
             bias = self._distance_bias(x.shape[1], x)

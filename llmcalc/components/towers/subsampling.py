@@ -15,8 +15,10 @@ from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, Multiple, Strided
-from ..base import Component, Flag, Kernel, ModelProperties, Part, Width
+from ...workload.derived_rows import PATCHES, InChunks, Multiple, Strided
+from ...workload.rows import Rows
+from ..base import Component, Flag, Kernel, ModelProperties, Part, Positions, Width
+from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SpectrumConv(Part):
-    """A convolution over time and frequency, then a ReLU. Frequencies are padded with one zero on each side.
+    """A convolution over time and frequency, then an activation. Frequencies are padded with one zero on each side.
 
     channels: the number of output channels.
     kernel, stride: the kernel size and the stride over (time, frequency), (3, 3) and (2, 2) by default.
@@ -47,6 +49,9 @@ class Subsampling(Component):
     norm: the norm on the channels after each convolution, none by default.
     bias: whether the final projection has a bias, false by default.
     standardize: whether a mean and a scale per mel bin are stored as a buffer, false by default.
+    hidden_act: the activation after each convolution, relu by default.
+    chunk: the number of frames that are convolved at once, the last of several padded; none by default.
+    whole_chunks: whether fewer frames than a chunk are padded to one too, false by default.
     """
 
     formula_source: ClassVar[str] = "Rekesh et al. 2023, §2.1"
@@ -57,6 +62,9 @@ class Subsampling(Component):
     norm: Norm | None = None
     bias: Flag = False
     standardize: Flag = False
+    hidden_act: Activation = "relu"
+    chunk: Positions | None = None
+    whole_chunks: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -73,7 +81,21 @@ class Subsampling(Component):
 
     def input_value(self) -> Value:
         """The audio frames, with one value per mel bin."""
-        return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
+        return Value(self._rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
+
+    @property
+    def positions(self) -> Rows:
+        """The positions of frames in chunks, without those of padding."""
+        strides = tuple(convolution.stride[0] for convolution in self.convolutions)
+        return InChunks(chunk=self.chunk, strides=strides, padded=False)
+
+    def _rows(self, frames: Rows, count: int) -> Rows:
+        """Returns the rows after `count` convolutions. frames: the rows before the last of them."""
+        if self.chunk is not None:
+            strides = tuple(convolution.stride[0] for convolution in self.convolutions[:count])
+            return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
+        convolution = self.convolutions[count - 1]
+        return frames if count == 0 else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the subsampling. width: the axes of the output; default x's axes.
@@ -87,7 +109,7 @@ class Subsampling(Component):
         y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = Strided(of=frames, kernel=time, stride=conv.stride[0])
+            frames = self._rows(frames, i)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
@@ -98,7 +120,7 @@ class Subsampling(Component):
             else:
                 y = recorder.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
             y = y if self.norm is None else recorder.part(f"norm_{i}", self.norm, y)
-            y = recorder.act(y, "relu")
+            y = recorder.act(y, self.hidden_act)
         return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -151,6 +173,18 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
+            chunk, (clips, length) = self.spec.chunk, frames.shape[:2]
+            if chunk is None or (length < chunk and not self.spec.whole_chunks):
+                return self._convolve(frames)
+            chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
+            x = self._convolve(chunks)
+            rest = length % chunk
+            for conv in self.spec.convolutions:
+                rest = -(-rest // conv.stride[0])
+            positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
+            return positions[:, : length // chunk * x.shape[1] + rest]
+
+        def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):
                 frames = self.standardize(frames)
             x = frames[:, None]  # [clips, channels, frames, mel bins]
@@ -165,7 +199,7 @@ def _reference_class() -> type[nn.Module]:
                         self.get_submodule(f"norm_{i}")(channels_last) if self.spec.norm is not None else channels_last
                     )
                     x = channels_last.permute(0, 3, 1, 2)
-                x = torch.relu(x)
+                x = activate(self.spec.hidden_act, x)
             return self.proj(x.transpose(1, 2).flatten(2))
 
     return SubsamplingReference

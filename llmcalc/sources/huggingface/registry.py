@@ -507,6 +507,19 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], width: int) -> tuple[dict[str, Any], list[str]]:
+    """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
+    from .towers import read_towers
+
+    family = family_of(wrapper)
+    towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), width)
+    inner_config = wrapper_config.get(family.text_section)
+    if isinstance(inner_config, dict) and family.text is not None and family_of(family.text).text is not None:
+        inner_towers, inner_notes = _towers_of(family.text, inner_config, width)
+        return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
+    return towers, notes
+
+
 def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
     from .towers import SECTIONS
@@ -609,10 +622,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
         model["head"] = {"type": "projection", "size": size, "bias": True}
     if _builds_towers(wrapper, wrapper_config):
-        from .towers import read_towers
-
-        sections = _with_usual_model_types(wrapper_config)
-        towers, tower_notes = read_towers(wrapper, family_of(wrapper), sections, model["hidden_size"])
+        towers, tower_notes = _towers_of(wrapper, wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
     elif family_of(wrapper).towers:

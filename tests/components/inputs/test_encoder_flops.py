@@ -186,7 +186,7 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
     config = wrapped(kind, shape)
     spec, model = spec_of(config), build(config)
     rule = rule_of(spec, "audio")
-    lengths = [rule.frames / 100] if rule.type == "clips" else [0.31, 1.9]  # a clip has the frames of the encoder
+    lengths = [rule.frames / 100] if rule.type == "clips" else [0.31, 1.9, 4.73]  # a clip has the frames of the encoder
     for seconds in lengths:
         closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -194,11 +194,36 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
         assert closed == counter.get_total_flops(), seconds
 
 
+def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> None:
+    """Its whole class needs timm for its encoder of images."""
+    from transformers.models.gemma3n import configuration_gemma3n as settings
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nAudioEncoder, Gemma3nMultimodalEmbedder
+
+    audio = {"hidden_size": 24, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2, "vocab_size": 7}
+    audio |= {"input_feat_size": 21, "sscp_conv_channel_size": [10, 6]}
+    config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": audio})
+    spec, fields = spec_of(config), settings.Gemma3nAudioConfig(**audio)
+    encoder = Gemma3nAudioEncoder(fields).eval()
+    embedder = Gemma3nMultimodalEmbedder(fields, settings.Gemma3nTextConfig(**config["text_config"]))
+    for seconds in (0.31, 1.9):
+        frames = rule_of(spec, "audio").encode(seconds).rows
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            output = encoder(torch.ones(1, frames, 21), torch.zeros(1, frames).bool())
+            embedder(inputs_embeds=output.last_hidden_state)
+        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
+
+
 def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: Encoded) -> None:
     """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
     tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
     batch = encoded.parts, encoded.rows
-    if tower.type == "projector":
+    if tower.audio.type == "chunks":
+        stem, frames = tower.stack.stem, encoded.rows
+        mels = stem.num_mel_bins if stem.type == "convolution" else stem.subsampling.num_mel_bins
+        padding = -frames % 100 if kind == "qwen3_asr" else 0
+        mask = (torch.arange(frames + padding) < frames)[None].long()
+        model.get_audio_features(torch.ones(1, mels, frames + padding), mask)
+    elif tower.type == "projector":
         model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
     elif tower.type == "conformer":
         features = torch.ones(*batch, tower.subsampling.num_mel_bins)

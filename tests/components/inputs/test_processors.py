@@ -23,6 +23,7 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
+from llmcalc.components.inputs.chunks import Chunks
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.components.inputs.recording import Recording
 from llmcalc.errors import InputError
@@ -503,6 +504,29 @@ def test_audio_is_framed_as_the_extractor_of_its_model_frames_it(name: str) -> N
         features = extract([signal], sampling_rate=16_000, return_tensors="pt" if "phi4" in name else "np")
         encoded = rule.encode(seconds)
         assert (encoded.rows, encoded.tokens) == (features[key].shape[1], tokens(features)), seconds
+
+
+@pytest.mark.parametrize(
+    ("table", "padding", "processor_name"),
+    [
+        ({"chunk": 200, "halvings": 1, "merge": 2}, "max_length", "qwen2_5_omni"),
+        ({"chunk": 100, "halvings": 3, "drops_rest": True}, True, "qwen3_omni_moe"),
+        ({"chunk": 100, "halvings": 3, "drops_rest": True, "least_samples": 8000}, True, "qwen3_asr"),
+    ],
+)
+def test_audio_is_cut_into_chunks_as_the_omni_processors_cut_it(table: Any, padding: Any, processor_name: str) -> None:
+    import numpy as np
+
+    name = "qwen3_omni_moe" if processor_name == "qwen3_asr" else processor_name  # the lengths are the same
+    module = import_module(f"transformers.models.{name}.processing_{name}")
+    cls = "Qwen3ASRFeatureExtractor" if processor_name == "qwen3_asr" else "WhisperFeatureExtractor"
+    extract = getattr(transformers, cls)(feature_size=8)
+    for seconds in (0.05, 0.3013, 1.9001, 7.13, 30):
+        signal = np.zeros(round(seconds * 16_000), np.float32)
+        settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": padding}
+        frames = int(extract(signal, **settings, return_tensors="np")["attention_mask"].sum())
+        encoded = Chunks(**table).encode(seconds)
+        assert (encoded.rows, encoded.tokens) == (frames, module._get_feat_extract_output_lengths(frames)), seconds
 
 
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])

@@ -100,7 +100,13 @@ def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
         return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
     section = family_of(kind).text_section
     if family_of(text).text is not None:  # a wrapper of a wrapper
-        return {"model_type": kind, "architectures": [cls], section: wrapped(text, {"architectures": [cls]}), **shape}
+        inner_shape = WRAPPERS[text][2][0] if text in WRAPPERS else {}
+        return {
+            "model_type": kind,
+            "architectures": [cls],
+            section: wrapped(text, {"architectures": [cls], **inner_shape}),
+            **shape,
+        }
     small = {"tie_word_embeddings": False, **shapes_of(text)[0]}
     return {
         "model_type": kind,

@@ -86,6 +86,16 @@ GLM_SHAPES: list[dict[str, Any]] = [
 ]
 
 QWEN_2_5 = {k: v for k, v in QWEN.items() if k != "num_position_embeddings"}
+OMNI_AUDIO: dict[str, Any] = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 20,
+    "num_mel_bins": 9,
+    "output_dim": 32,
+}
+QWEN3_AUDIO = {**OMNI_AUDIO, "n_window_infer": 200, "downsample_hidden_size": 6}
+"""Its class requires chunks of 100 frames, the default of `n_window`."""
 VIDEO_LLAMA = {
     "hidden_size": 24,
     "intermediate_size": 20,
@@ -639,6 +649,39 @@ WRAPPERS: dict[str, Shapes] = {
         "MossTranscribeDiarizeForConditionalGeneration",
         AUDIO_AND_PROJECTOR,
         [{"audio_config": WHISPER}, {"audio_config": WHISPER_NAMES, "projector_bias": False, "audio_merge_size": 3}],
+    ),
+    "qwen2_5_omni_thinker": (
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        {"visual": ("visual", "visual_merger"), "audio_tower": ("audio_tower", "audio_projector")},
+        [
+            {
+                "vision_config": {**QWEN_2_5, "window_size": 16, "fullatt_block_indexes": [1]},
+                "audio_config": {**OMNI_AUDIO, "max_source_positions": 50, "n_window": 5},
+            },
+            {
+                "vision_config": {**QWEN_2_5, "window_size": 16},
+                "audio_config": {**OMNI_AUDIO, "max_source_positions": 100, "activation_function": "relu"},
+            },
+        ],
+    ),
+    "qwen3_omni_moe_thinker": (
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        {
+            "visual": ("visual", "visual_merger", "visual_deepstack_0"),
+            "audio_tower": ("audio_tower", "audio_projector"),
+        },
+        [
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [0]}, "audio_config": QWEN3_AUDIO},
+            {
+                "vision_config": {**QWEN, "in_channels": 1, "deepstack_visual_indexes": [1]},
+                "audio_config": {**QWEN3_AUDIO, "num_mel_bins": 12, "encoder_attention_heads": 3},
+            },
+        ],
+    ),
+    "qwen3_asr": (
+        "Qwen3ASRForConditionalGeneration",
+        {"audio_tower": ("audio_tower",), "multi_modal_projector": ("audio_projector",)},
+        [{"audio_config": QWEN3_AUDIO}, {"audio_config": {**QWEN3_AUDIO, "activation_function": "relu"}}],
     ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",

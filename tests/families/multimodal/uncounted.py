@@ -55,14 +55,12 @@ WRAPPERS = {
         "thinker.model.visual + thinker.model.audio_tower + talker + token2wav",
         text_model="thinker",
     ),
-    "qwen2_5_omni_thinker": UncountedModules("Qwen2_5OmniThinkerForConditionalGeneration", "visual + audio_tower"),
     "qwen3_omni_moe": UncountedModules(
         "Qwen3OmniMoeForConditionalGeneration",
         "thinker.model.visual + thinker.model.audio_tower + talker + code2wav",
         {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
         text_model="thinker",
     ),
-    "qwen3_omni_moe_thinker": UncountedModules("Qwen3OmniMoeThinkerForConditionalGeneration", "visual + audio_tower"),
     "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
     "deepseek_ocr2": UncountedModules(
         "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
@@ -135,7 +133,6 @@ WRAPPERS = {
     "granite_speech": UncountedModules("GraniteSpeechForConditionalGeneration", "encoder + projector"),
     "granite_speech_plus": UncountedModules("GraniteSpeechPlusForConditionalGeneration", "encoder + projector"),
     "glmasr": UncountedModules("GlmAsrForConditionalGeneration", "audio_tower + multi_modal_projector"),
-    "qwen3_asr": UncountedModules("Qwen3ASRForConditionalGeneration", "audio_tower + multi_modal_projector"),
     "fun_asr_nano": UncountedModules(
         "FunAsrNanoForConditionalGeneration",
         "audio_tower + multi_modal_projector",

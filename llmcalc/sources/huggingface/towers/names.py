@@ -18,9 +18,9 @@ TOWER_MODULES: Modules = {
     "embed_norm": "pre_layrnorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
     "norm": "post_layernorm | layernorm_post | final_layernorm | layernorm | layer_norm | ln",
     "self_attn": "self_attn | attention | attn",
-    "q_proj": "q_proj | qkv/3",
-    "k_proj": "k_proj | qkv/3",
-    "v_proj": "v_proj | qkv/3",
+    "q_proj": "q_proj | qkv/3 | q",
+    "k_proj": "k_proj | qkv/3 | k",
+    "v_proj": "v_proj | qkv/3 | v",
     "o_proj": "o_proj | out_proj | proj | projection_layer | post",
     "self_attn_pre_norm": "layer_norm1 | norm1 | input_layernorm | layernorm_before | attention_norm | operator_norm | "
     "self_attn_layer_norm | norm_pre_attn | layer_norm_att",

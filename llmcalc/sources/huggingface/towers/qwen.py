@@ -65,7 +65,7 @@ def _read_qwen2(wrapper: Config, config: Config, width: int) -> Table:
     return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patches=_patch_fields(config))
 
 
-def _read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
+def read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, heads="num_heads", network=glu(config, bias=True), **ROTARY)
@@ -92,7 +92,7 @@ def _window_stack(config: Config) -> Table:
 
 def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
-    towers = _read_qwen2_5(wrapper, config, width)
+    towers = read_qwen2_5(wrapper, config, width)
     heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
     config.divided("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
@@ -102,7 +102,7 @@ def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
     """Reads HyperCLOVA X Vision 2: Qwen2.5-VL's encoder, and one linear layer on the merger's output."""
-    towers = _read_qwen2_5(wrapper, config, width)
+    towers = read_qwen2_5(wrapper, config, width)
     return {
         "vision_model": towers["visual"],
         "vision_merger": towers["visual_merger"],
@@ -120,7 +120,7 @@ def _read_qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
     )
 
 
-def _read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
+def read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
@@ -325,13 +325,13 @@ EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
 
 WRAPPERS = {
     "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED),
-    "qwen2_5_vl": vision_section(_read_qwen2_5, QWEN2_5_TYPES, ignored=IGNORED),
+    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored=IGNORED),
     "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored=IGNORED),
     "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored=IGNORED),
-    "cosmos3_omni": vision_section(_read_qwen3, QWEN3_TYPES),
-    "qwen3_vl": vision_section(_read_qwen3, QWEN3_TYPES),
-    "qwen3_vl_moe": vision_section(_read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
-    "cohere_compass": vision_section(_read_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3}),
+    "cosmos3_omni": vision_section(read_qwen3, QWEN3_TYPES),
+    "qwen3_vl": vision_section(read_qwen3, QWEN3_TYPES),
+    "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
+    "cohere_compass": vision_section(read_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3}),
     "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5}),
     "qwen3_5_moe": vision_section(_read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5}),
     "interns1_pro": vision_section(_read_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5}),

@@ -72,7 +72,6 @@ FAMILIES = {
         },
         uncounted_encoders={"audio_config": "glmasr_encoder"},
     ),
-    "qwen3_asr": Family(None, text="qwen3", uncounted_encoders={"audio_config": "qwen3_asr_encoder"}),
     "fun_asr_nano": Family(
         None,
         text="qwen3",

@@ -1,8 +1,8 @@
-"""Qwen2.5-Omni and Qwen3-Omni: the thinker's text model, with three-axis RoPE, which has no parameters.
+"""Qwen2.5-Omni and Qwen3-Omni: the thinker, whose text model has three-axis RoPE without parameters, and Qwen3-ASR.
 
 The talker, which speaks, and the vocoder are not counted; a remark names them.
 
-transformers: models/qwen2_5_omni, models/qwen3_omni_moe.
+transformers: models/qwen2_5_omni, models/qwen3_omni_moe, models/qwen3_asr.
 """
 
 from __future__ import annotations
@@ -25,35 +25,52 @@ def _qwen3_omni_moe_text(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts"), mixer, {})
 
 
-OF_QWEN2_5 = {"vision_config": "qwen2_5_omni_vision_encoder", "audio_config": "qwen2_5_omni_audio_encoder"}
-OF_QWEN3 = {"vision_config": "qwen3_omni_moe_vision_encoder", "audio_config": "qwen3_omni_moe_audio_encoder"}
-
-
-def _of_thinker(encoders: dict[str, str], **other_models: str) -> dict[str, str]:
-    """Returns the thinker's encoders and the other models, by their paths in the whole model's config."""
-    return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **other_models}
-
+QWEN2_5_ENCODERS = {
+    "towers.audio_projector": "audio_tower",
+    "towers.audio_projector.norm": "ln_post",
+    "towers.audio_projector.map_1": "proj",
+    "towers.audio_projector.output_marks": "audio_bos_eos_token",
+}
+SPECTRUM_ENCODER = {
+    "towers.audio_tower.norm": "ln_post",
+    "towers.stem": "conv2d1 + conv2d2 + conv2d3 + conv_out",
+    "towers.subsampling": "conv2d1 + conv2d2 + conv2d3 + conv_out",
+    **{f"towers.subsampling.conv_{i}": f".conv2d{i}" for i in (1, 2, 3)},
+    "towers.subsampling.proj": ".conv_out",
+}
+QWEN3_ENCODERS = {
+    **SPECTRUM_ENCODER,
+    "towers.audio_projector": "audio_tower",
+    "towers.audio_projector.map_1": "proj1",
+    "towers.audio_projector.map_2": "proj2",
+    **{f"towers.visual_deepstack_{i}": f"visual.merger_list.{i}" for i in range(3)},
+    **{f"towers.visual_deepstack_{i}.norm": "ln_q" for i in range(3)},
+    **{f"towers.visual_deepstack_{i}.map_1": "mlp.0" for i in range(3)},
+    **{f"towers.visual_deepstack_{i}.map_2": "mlp.2" for i in range(3)},
+}
 
 FAMILIES = {
+    "qwen3_asr": Family(
+        None,
+        text="qwen3",
+        tower_file="omni",
+        modules={**SPECTRUM_ENCODER, "towers.audio_projector": "multi_modal_projector"},
+    ),
     "qwen2_5_omni": Family(
         None,
         text="qwen2_5_omni_thinker",
         text_section="thinker_config",
-        uncounted_encoders=_of_thinker(
-            OF_QWEN2_5, talker_config="qwen2_5_omni_talker", token2wav_config="qwen2_5_omni_token2wav"
-        ),
+        uncounted_encoders={"talker_config": "qwen2_5_omni_talker", "token2wav_config": "qwen2_5_omni_token2wav"},
     ),
-    "qwen2_5_omni_thinker": Family(None, text="qwen2_5_omni_text", uncounted_encoders=OF_QWEN2_5),
+    "qwen2_5_omni_thinker": Family(None, text="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
     "qwen2_5_omni_text": Family(_qwen2_5_omni_text, {"head_dim": None}),
     "qwen3_omni_moe": Family(
         None,
         text="qwen3_omni_moe_thinker",
         text_section="thinker_config",
-        uncounted_encoders=_of_thinker(
-            OF_QWEN3, talker_config="qwen3_omni_moe_talker", code2wav_config="qwen3_omni_moe_code2wav"
-        ),
+        uncounted_encoders={"talker_config": "qwen3_omni_moe_talker", "code2wav_config": "qwen3_omni_moe_code2wav"},
     ),
-    "qwen3_omni_moe_thinker": Family(None, text="qwen3_omni_moe_text", uncounted_encoders=OF_QWEN3),
+    "qwen3_omni_moe_thinker": Family(None, text="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
     "qwen3_omni_moe_text": Family(
         _qwen3_omni_moe_text,
         {"head_dim": None, "tie_word_embeddings": False},

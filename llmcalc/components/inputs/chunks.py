@@ -1,0 +1,52 @@
+"""A recording is convolved in chunks of frames, the last of which may be shorter.
+
+Qwen2.5-Omni, Qwen3-Omni and Qwen3-ASR. transformers: processing files of models/qwen2_5_omni, qwen3_omni_moe and
+qwen3_asr.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...errors import InputError
+from ..base import Flag, Width
+from .base import AudioRule, Encoded, check_longest
+from .clips import HOP, RATE
+
+
+class Chunks(AudioRule):
+    """The rule for chunks of frames, 100 frames per second.
+
+    chunk: the frames of a chunk.
+    halvings: the number of convolutions with a stride of 2.
+    merge: the encoder's positions that become one token of the text model, 1 by default.
+    drops_rest: whether samples after the last whole hundredth of a second are dropped, false by default.
+    least_samples: the samples to which a shorter recording is padded, 1 by default.
+    max_seconds: the longest recording, whose rest the processor drops; by default there is no limit.
+    """
+
+    type: Literal["chunks"] = "chunks"
+    chunk: Width
+    halvings: int = Field(ge=1, le=10, strict=True)
+    merge: Width = 1
+    drops_rest: Flag = False
+    least_samples: Width = 1
+    max_seconds: Width | None = None
+
+    def encode(self, seconds: float) -> Encoded:
+        check_longest(seconds, self.max_seconds)
+        samples = max(round(seconds * RATE), self.least_samples)
+        frames = samples // HOP if self.drops_rest else -(-samples // HOP)
+        whole_chunks, rest = divmod(frames, self.chunk)
+        positions = whole_chunks * self._positions_of(self.chunk) + self._positions_of(rest)
+        tokens = positions // self.merge
+        if tokens < 1:
+            raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
+        read_frames = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
+        return Encoded(1, frames, 1, tokens, read_frames)
+
+    def _positions_of(self, frames: int) -> int:
+        """Returns the positions of so many frames of one chunk."""
+        return -(-frames // 2**self.halvings)

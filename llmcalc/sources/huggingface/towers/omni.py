@@ -1,0 +1,125 @@
+"""Vision and audio encoders of Qwen2.5-Omni, Qwen3-Omni and Qwen3-ASR, whose audio encoders read chunks of frames.
+
+transformers: models/qwen2_5_omni, qwen3_omni_moe, qwen3_asr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..config import Config
+from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
+from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
+from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
+from .section import Section, projector, self_attention, two_layers
+
+
+def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **attention: Any) -> Table:
+    """Returns an audio encoder whose layers attend within stretches of `window` positions."""
+    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention)
+    network = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    stack = {
+        "num_hidden_layers": config.size("encoder_layers"),
+        "block": layer_table(heads, network, layernorm()),
+        "stem": stem,
+        "position": {"type": "sinusoidal"},
+    }
+    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio}
+
+
+def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen2.5-Omni's: Whisper's convolutions in chunks, and the mean of pairs of positions.
+
+    Its table of two vectors marks the ends of a recording.
+    """
+    config.must("output_dim", width)
+    chunk = 2 * config.size("n_window")
+    stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
+    audio = {"type": "chunks", "chunk": chunk, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
+    tower = _chunked_encoder(
+        config, {**stem, "chunk": chunk}, -(-chunk // 2), audio, **biases(True, "q_bias", "v_bias", "o_bias")
+    )
+    pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
+    return {
+        "audio_tower": tower,
+        "audio_projector": projector(config.size("d_model"), (width, True, "identity"), **pooling),
+    }
+
+
+def _read_qwen3_audio(wrapper: Config, config: Config, width: int, whole_chunks: bool = False) -> Table:
+    """Reads Qwen3-Omni's: three convolutions over time and frequency in chunks, and two linear layers.
+
+    whole_chunks: whether a recording shorter than a chunk is padded to one.
+    """
+    config.must("output_dim", width)
+    chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
+    windows = config.size("n_window_infer") // chunk
+    if not windows:
+        raise config.wrong("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
+    subsampling = {
+        "num_mel_bins": config.size("num_mel_bins"),
+        "convolutions": [{"channels": channels, "bias": True}] * 3,
+        "hidden_act": "gelu",
+        "chunk": chunk,
+        "whole_chunks": whole_chunks,
+    }
+    audio = {"type": "chunks", "chunk": chunk, "halvings": 3, "drops_rest": True}
+    stem = {"type": "spectrum", "subsampling": subsampling}
+    tower = _chunked_encoder(config, stem, -(-chunk // 8) * windows, audio, **biases(True, *QKVO))
+    tower["stack"]["final_norm"] = layernorm()
+    h, act = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
+    return {"audio_tower": tower, "audio_projector": projector(h, *two_layers(width, act, inner_width=h))}
+
+
+def _read_qwen3_asr(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
+    towers = _read_qwen3_audio(wrapper, config, width, whole_chunks=True)
+    towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
+    return towers
+
+
+QWEN2_5_SECONDS, QWEN3_ASR_SAMPLES = 300, 8000
+"""The longest recording of Qwen2.5-Omni's published processors, and the least samples of Qwen3-ASR's."""
+
+QWEN2_5_AUDIO: Table = {**QWEN2_AUDIO, "n_window": 100, "output_dim": 3584}
+QWEN3_AUDIO: Table = {
+    **{name: value for name, value in QWEN2_AUDIO.items() if name != "max_source_positions"},
+    "n_window": 50,
+    "output_dim": 3584,
+    "n_window_infer": 800,
+    "downsample_hidden_size": 480,
+}
+QWEN3_ASR: Table = {
+    **QWEN3_AUDIO,
+    "encoder_layers": 24,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "d_model": 1024,
+}
+QWEN3_AUDIO_SECTION = Section(
+    _read_qwen3_audio,
+    {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO},
+    ignored=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
+    aliases={name: other for other, name in WHISPER_NAMES.items()},
+)
+
+WRAPPERS = {
+    "qwen2_5_omni_thinker": {
+        "vision_config": Section(
+            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored=IGNORED | {"embed_dim"}
+        ),
+        "audio_config": Section(
+            _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored=AUDIO_FIELDS
+        ),
+    },
+    "qwen3_omni_moe_thinker": {
+        "vision_config": Section(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored=IGNORED),
+        "audio_config": QWEN3_AUDIO_SECTION,
+    },
+    "qwen3_asr": {
+        "audio_config": replace(
+            QWEN3_AUDIO_SECTION, read=_read_qwen3_asr, defaults_by_type={"qwen3_asr_encoder": QWEN3_ASR}
+        )
+    },
+}

@@ -1,0 +1,84 @@
+"""Every wrapper whose encoders are read: `--image` and `--audio` answer, or the wrapper is listed with the reason.
+
+Wrappers whose encoders are not read at all are those of tests/witnesses/test_uncounted_encoders.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.encoders import encoded_inputs
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.workload.inputs import Inputs
+from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
+from tests.families import shapes_of
+
+UNKNOWN_RULES: dict[str, set[str]] = {
+    "image": {
+        *("Keye", "KeyeVL1_5", "isaac", "kimi_vl", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
+        *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
+        "openvla",  # two encoders read an image
+        "lfm3_vl",  # no published processor was found
+        "t5gemma2",  # its images are tokens of the encoder's text
+        "video_llava",  # two encoders, of images and of frames
+    },
+    "audio": {"moss_transcribe_diarize", "ultravox"},  # lengths in chunks of Whisper's encoder
+}
+"""Option → wrappers whose processor's rule is not stated, with the reason."""
+
+WITHOUT_SMALL_CONFIG = {
+    *("NVLM_D", "chatglm", "deepseek_v41", "deepseek_vl_v2", "dots_ocr", "dots_vlm", "eagle_2_5_vl", "h2ovl_chat"),
+    *("interns1", "internvl_chat", "kimi_k3", "minicpmo", "minicpmv", "moondream2", "qwen", "skywork_chat"),
+}
+"""Wrappers whose small configs have no encoder; tests/sources/test_published_configs.py has their published ones."""
+
+
+def _models_of(kind: str) -> list[ModelSpec]:
+    """Returns the small models of a wrapper that have encoders."""
+    shapes = [wrapped(kind, shape) for shape in WRAPPERS[kind][2]] if kind in WRAPPERS else shapes_of(kind)
+    configs: list[dict[str, Any]] = shapes or [wrapped(kind, {})]
+    models = (ModelSpec.model_validate(read_config(config)[0]) for config in configs)
+    return [model for model in models if model.towers]
+
+
+def _state_of(models: list[ModelSpec], inputs: Inputs) -> str:
+    """Returns `answered` if any model answers, else what its error says."""
+    words = set[str]()
+    for model in models:
+        try:
+            encoded_inputs(model, inputs)
+        except InputError as error:
+            words.add(next((word for word in ("is not known", "no encoder") if word in str(error)), str(error)))
+        else:
+            return "answered"
+    return ", ".join(sorted(words))
+
+
+def test_images_and_audio_are_answered_or_have_a_reason() -> None:
+    inputs = {"image": Inputs(image="640x400"), "audio": Inputs(audio=0.2)}
+    unknown: dict[str, set[str]] = {"image": set(), "audio": set()}
+    without_encoders = set()
+    for kind in model_types():
+        if not family_of(kind).tower_file:
+            continue
+        models = _models_of(kind)
+        states = {option: _state_of(models, given_inputs) for option, given_inputs in inputs.items()}
+        if not models:
+            without_encoders.add(kind)
+            continue
+        assert set(states.values()) != {"no encoder"}, kind
+        for option, state in states.items():
+            assert state in ("answered", "no encoder", "is not known"), (kind, state)
+            unknown[option] |= {kind} if state == "is not known" else set()
+    assert unknown == UNKNOWN_RULES
+    assert without_encoders == WITHOUT_SMALL_CONFIG
+
+
+def test_a_wrapper_without_a_rule_says_what_to_do() -> None:
+    with pytest.raises(InputError, match="is not known; expected no --image, and its tokens in --seq"):
+        encoded_inputs(_models_of("lfm3_vl")[0], Inputs(image="64x64"))
