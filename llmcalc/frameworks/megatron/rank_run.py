@@ -1,4 +1,4 @@
-"""Returns a cache key of everything outside the settings that determines a rank's passes.
+"""One rank of a Megatron-LM run: its tensors, a micro-batch's passes and the optimizer's step.
 
 A variable that holds a tensor here lives as long as Megatron's own variable.
 
