@@ -197,7 +197,9 @@ class TimeEstimator:
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
-        return self.device.product_rate(units, self.trains) * self.stack.product * efficiency
+        if self.device.generation.matrix_units:
+            efficiency *= self.stack.product
+        return self.device.product_rate(units, self.trains) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
@@ -250,6 +252,7 @@ class TimeEstimator:
                 * self._depth_factor(dtype, k)
                 / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
+                * self._padded_rows(kernel, dtype)
                 * self._uneven_load(kernel),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
@@ -295,6 +298,12 @@ class TimeEstimator:
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
+
+    def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
+        """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
+        if kernel.kind == "experts" or dtype == QUANTIZED or not self.stack.pads_rows:
+            return 1.0
+        return maximum(1.0, self.device.generation.tile_rows / kernel.m)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
         """The time of expert products on the busiest rank over the time with even loads."""

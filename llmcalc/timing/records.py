@@ -59,6 +59,8 @@ class Generation(Record):
     older_attention: dict[str, Share]
     scan: Share
     depth: dict[str, float]
+    tile_rows: int = Field(gt=0)
+    matrix_units: bool
     unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
@@ -136,6 +138,7 @@ class Stack(Record):
     optimizer_bytes: float = 30.0
     logit_bytes: float = 6.0
     product: Share = 1.0
+    pads_rows: bool = False
     rates: dict[str, Share] = {}
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"

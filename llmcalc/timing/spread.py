@@ -47,6 +47,7 @@ class TestedClass(Bounds):
     stack: Literal["tested", "new"] | None = None
     server: bool | None = None
     loaded: bool | None = None
+    eager: bool | None = None
     rows: int = Field(gt=0)
     sets: int = Field(gt=0)
     median_error: float = Field(gt=0)
@@ -68,6 +69,7 @@ class TestedClass(Bounds):
             and self.stack in (None, "tested" if stack.rows else "new")
             and self.server in (None, stack.server)
             and self.loaded in (None, loaded)
+            and self.eager in (None, stack.host_kernel > 0)
         )
 
 

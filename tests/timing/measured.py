@@ -34,6 +34,16 @@ PARTS = ("end_to_end", "output_rate", "throughput")
 """Measures of whole requests, whose range is that of their prompts and of their further tokens."""
 
 
+def prompt_share(row: Row) -> float:
+    """The share of a whole request's time until its first token."""
+    if row["measure"] == "throughput":
+        replica, requests = full_server(row)
+        served = replica.load(requests)
+    else:
+        served = load_of(row)
+    return float(served.ttft / served.end_to_end)
+
+
 def range_of(row: Row, seconds: float) -> Range:
     """The range of an estimate, which 80 % of measured runs should lie in."""
     phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
@@ -43,13 +53,7 @@ def range_of(row: Row, seconds: float) -> Range:
         return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]), burst_seconds=burst_seconds)
 
     if row["measure"] in PARTS:
-        if row["measure"] == "throughput":
-            replica, requests = full_server(row)
-            served = replica.load(requests)
-        else:
-            served = load_of(row)
-        prompts, tokens = expected("prefill"), expected("decode")
-        share = served.ttft / served.end_to_end
+        prompts, tokens, share = expected("prefill"), expected("decode"), prompt_share(row)
         low, high = (
             share * of_prompts + (1 - share) * of_tokens
             for of_prompts, of_tokens in ((prompts.low, tokens.low), (prompts.high, tokens.high))

@@ -51,6 +51,7 @@ STACKS = {
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
     "fms-fsdp": "fsdp2-compile",
+    "olmo-core": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
@@ -123,8 +124,9 @@ DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or
 DEBUGGED = "training, with torch's checks of messages"
 SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
 PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
+EAGER = "decode, eager torch"
 FULL, RATE, LOADED = "tokens/s of full servers", "tokens/s at a concurrency", "TTFT under load"
-CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
+CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, EAGER, PROMPTS, LOADED, OTHERS)
 
 KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
 """Sets on whose rows constants of their stack were found."""
@@ -186,7 +188,9 @@ class Row:
             return LOADED if self.is_loaded else PROMPTS
         if self["measure"] in ("throughput", "output_rate"):
             return FULL if self["measure"] == "throughput" else RATE
-        return SERVERS if self.stack.name in SERVER_STACKS else CAPTURED
+        if self.stack.name in SERVER_STACKS:
+            return SERVERS
+        return EAGER if self.stack.host_kernel else CAPTURED
 
 
 EAGER_FROM = 8192

@@ -23,6 +23,9 @@ from .measured import Score
 TAILS = 0.1, 0.9
 """Shares of the rows below the ends of a range: it holds 80 %."""
 
+SHORT_PROMPT = 0.1
+"""Share of a request's time until its first token up to which its rows count as those of tokens."""
+
 FEW = 5
 """Rows of a source up to which the share of them within a range says nothing."""
 
@@ -139,20 +142,26 @@ def calibration(tested: TestedClass, sources: Mapping[str, Sequence[Ratios]]) ->
 
 
 def calibrations(scores: Iterable[Score]) -> list[Calibration]:
-    """Of each class with measured rows. Rows of whole requests have ranges of two classes."""
+    """Of each class with measured rows. Rows of whole requests with long prompts have ranges of two classes."""
     classes: dict[str, TestedClass] = {}
     ratios: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         row = score.row
         expected = measured.range_of(row, score.seconds)
         tested = expected.tested
-        if tested is None or row["measure"] in measured.PARTS or row.kind == measured_rows.DEBUGGED:
+        if tested is None or row.kind == measured_rows.DEBUGGED or _has_two_classes(row):
             continue
         classes[tested.words] = tested
         low = row.seconds * tested.low / float(expected.low)
         high = row.seconds * tested.high / float(expected.high)
         ratios[tested.words][row.set].append(Ratios(low, high, score.error))
     return [calibration(classes[words], sources) for words, sources in ratios.items()]
+
+
+def _has_two_classes(row: measured_rows.Row) -> bool:
+    if row["measure"] != "end_to_end":
+        return row["measure"] in measured.PARTS
+    return measured.prompt_share(row) > SHORT_PROMPT
 
 
 def main() -> None:

@@ -26,13 +26,14 @@ def scored() -> tuple[list[Score], dict[str, list[str]]]:
 CLASSES: dict[str, Limits] = {
     measured_rows.DENSE: (0.08, 0.25, 0.80),
     measured_rows.NEW: (0.10, 0.30, 0.75),
-    measured_rows.MOE: (0.21, 0.51, 0.78),
+    measured_rows.MOE: (0.20, 0.48, 0.78),
     measured_rows.DEBUGGED: (0.70, 0.98, 0.25),
-    measured_rows.SERVERS: (0.15, 0.55, 0.75),
+    measured_rows.SERVERS: (0.14, 0.49, 0.75),
     measured_rows.FULL: (0.14, 0.38, 0.85),
     measured_rows.RATE: (0.51, 0.63, 0.60),
     measured_rows.LOADED: (0.55, 0.90, 0.78),
-    measured_rows.CAPTURED: (0.12, 0.38, 0.75),
+    measured_rows.CAPTURED: (0.11, 0.36, 0.75),
+    measured_rows.EAGER: (0.38, 0.73, 0.70),
     measured_rows.PROMPTS: (0.28, 0.77, 0.70),
     measured_rows.OTHERS: (0.20, 0.68, 0.75),
 }
@@ -94,6 +95,12 @@ class TestErrors:
         "serve_trtllm_inflight": 0.13,
         "serve_gpustack": 0.24,  # tokens/s 20 %, tokens 14 %, first tokens 41 %
         "serve_rocm_vllm": 0.19,
+        "serve_trtllm_static": 0.14,
+        "decode_qwen25_a100": 0.16,  # vLLM 11 %, transformers 53 %
+        "decode_qwen3_h20": 0.20,
+        "llamacpp_apple": 0.14,
+        "train_moe_modelzoo": 0.08,
+        "train_olmo_core": 0.15,
         "llamacpp_gpus": 0.21,  # tokens 8 %, prompts 30 %
         "consumer_awq_mlc_exl2_mlx": 0.25,  # tokens 14 %, prompts 43 %
         "gptfast_tp": 0.16,
@@ -109,7 +116,7 @@ class TestErrors:
     ) -> None:
         """`python -m tests.timing.ranges` prints them, and what classes.toml should say."""
         calibrations = ranges.calibrations(scored[0])
-        assert len(calibrations) == 9
+        assert len(calibrations) == 10
         for calibration in calibrations:
             tested = calibration.tested
             assert (tested.low, tested.high) == pytest.approx(calibration.best, rel=0.1), tested.words
@@ -117,7 +124,7 @@ class TestErrors:
             errors = tested.median_error, tested.p90_error
             assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
             assert calibration.left_out is not None, tested.words
-            assert 0.7 < calibration.left_out < 0.9, tested.words
+            assert 0.65 < calibration.left_out < 0.93, tested.words
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         kinds = measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE

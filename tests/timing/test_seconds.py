@@ -21,7 +21,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.price import Formats, time_pass
 from llmcalc.timing.records import generations, stacks
-from llmcalc.timing.spread import Amount
+from llmcalc.timing.spread import Amount, expected_range
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import rank_work
@@ -219,6 +219,42 @@ def test_quantized_weights_and_caches_are_read_faster() -> None:
 
     assert token(dtype="fp8", weight_bits=8, cache_bits=8) < token(dtype="fp8", weight_bits=8) < token()
     assert token(dtype="quantized", weight_bits=4.5) < token()
+
+
+def test_products_of_a_token_compute_a_tile_of_rows() -> None:
+    """An H20 has 148 TFLOP/s beside 4 TB/s, so that the 64 rows of a Hopper's tile take longer than the weights."""
+    device = device_of(load_hardware("h20"))
+
+    def product_compute(stack: str, batch: int, dtype: str = "bf16") -> float:
+        work = rank_work(llama(), RankPass(batch, 1, 100, "decode"))
+        operations = time_pass(work, device, find_stack(stack), Formats(dtype)).operations
+        return float(sum(line.compute * line.times for line in operations if line.kind == "product"))
+
+    assert product_compute("vllm", 1) == pytest.approx(product_compute("vllm", 64), rel=1e-12)
+    assert product_compute("vllm", 128) == pytest.approx(2 * product_compute("vllm", 1), rel=1e-12)
+    assert product_compute("llamacpp", 64) == pytest.approx(64 * product_compute("llamacpp", 1), rel=1e-12)
+    assert product_compute("vllm", 64, "quantized") == pytest.approx(64 * product_compute("vllm", 1, "quantized"))
+
+
+def test_a_stacks_share_of_matrix_units_holds_where_there_are_any() -> None:
+    slower = VLLM.model_copy(update={"product": 0.5})
+
+    def prompt(accelerator: str, stack: Any) -> float:
+        return float(prefill(llama(), device_of(load_hardware(accelerator)), stack, 1, 4096).seconds)
+
+    assert prompt("m4-max", slower) == prompt("m4-max", VLLM)
+    assert prompt("h100-sxm", slower) > 1.5 * prompt("h100-sxm", VLLM)
+
+
+def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
+    """How fast a host launches kernels is not known, so that its range is wider than that of captured graphs."""
+    eager, captured = (
+        expected_range(1.0, "decode", h100(), find_stack(name), llama()) for name in ("transformers", "gpt-fast")
+    )
+    assert eager.tested is not None
+    assert captured.tested is not None
+    assert (eager.tested.eager, captured.tested.eager) == (True, False)
+    assert eager.high / eager.low > 1.5 * captured.high / captured.low
 
 
 def test_experts_that_no_token_selects_are_not_read() -> None:

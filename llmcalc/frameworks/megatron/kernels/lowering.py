@@ -54,6 +54,11 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
+def steps_by_name(scope: Scope) -> dict[str, Step]:
+    """Returns the named steps that are directly in a scope."""
+    return {item.name: item for item in scope.items if isinstance(item, Step) and item.name}
+
+
 class Parameter(NamedTuple):
     """A parameter on one rank.
 
