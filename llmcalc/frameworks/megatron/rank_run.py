@@ -23,7 +23,8 @@ from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Meter, NoMeter, Place
-from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.record_microbatches import PassRecorder
+from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import (
     BFLOAT16,
     BOOL,
