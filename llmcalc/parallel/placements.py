@@ -178,13 +178,14 @@ class Placements:
 
         start: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
         tensor for the backward pass; the reduction of the last product's output comes after it.
-        Raises `InputError` for other recomputation of a layer that sends anything.
+        Messages of attention's core alone are added beside it. Raises `InputError` for other recomputation of a layer
+        that sends anything.
         """
         recompute = self.recompute
         forward = [message for message in self.messages[start:] if not message.backward]
-        if not forward or recompute == NONE or (recompute.core and self.layout.cp == 1):
+        if not forward or recompute == NONE or recompute.core:
             return
-        if recompute.core or recompute.saved_operations or recompute.nodes:
+        if recompute.saved_operations or recompute.nodes:
             raise InputError(
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
@@ -287,6 +288,7 @@ class Placements:
     def _exchange_tokens(self, operation: Step) -> None:
         """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
 
+        An attention core that runs again in the backward pass sends again what its forward pass sends.
         Raises `InputError` for a step other than attention.
         """
         if operation.verb not in MIXES_ROWS and type(operation.op).__name__ not in SCANS:
@@ -312,6 +314,7 @@ class Placements:
             )
         keys, values = (value.width if value.once is None else value.once.width for value in (k, v))
         ranks, exchange, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
+        start = len(self.messages)
         if exchange == "a2a":
             output = operation.outs[0].width
             for backward in (False, True):
@@ -325,6 +328,10 @@ class Placements:
         else:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
+        if self.recompute.core and self.has_gradient:
+            self.messages += [
+                message._replace(backward=True) for message in self.messages[start:] if not message.backward
+            ]
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
         """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 mixer; None for other operations.

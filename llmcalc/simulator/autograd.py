@@ -312,9 +312,9 @@ def _add_gradient(
 
 
 def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
-    """Whether a gradient has the leaf's strides.
+    """Stores the gradient of a trained tensor in its `grad`.
 
-    What something else holds, or is stored in another order than the tensor itself, is copied first.
+    A gradient that something else refers to, or that has another order of axes than the tensor, is copied first.
     """
     if leaf.grad is None and autograd_graph.keeps_gradients:
         if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_leaf_strides(gradient, leaf):
@@ -326,13 +326,13 @@ def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> N
 
 
 def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
-    """Counts the uses of each leaf in a node's graph."""
+    """Whether a gradient has the strides of its trained tensor."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
-    """The KV caches and recurrent states that a forward pass stores for later passes."""
+    """Returns id of a trained tensor → the number of its uses in a node's graph."""
     uses: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

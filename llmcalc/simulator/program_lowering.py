@@ -144,19 +144,20 @@ class ProgramLowering(CacheTensors):
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
         for item in items:
-            if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
-                self._leave_out(item)
-                continue
-            if isinstance(item, Scope) and item.first_input is not None:
-                layer_scopes.append(item)
-                continue
+            if isinstance(item, Scope):
+                if self.skips(item) or self.has_run(item):
+                    self._leave_out(item)
+                    continue
+                if item.first_input is not None:
+                    layer_scopes.append(item)
+                    continue
             if layer_scopes:
                 self.layers(layer_scopes)
                 layer_scopes = []
-            if isinstance(item, Alternatives):
-                self.alternatives(item)
-            elif isinstance(item, Step):
+            if isinstance(item, Step):
                 self.step(item)
+            elif isinstance(item, Alternatives):
+                self.alternatives(item)
             elif item.first_layer_output is not None:
                 self.after_first = item
             elif item.stacked_axis is not None:

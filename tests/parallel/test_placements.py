@@ -326,6 +326,9 @@ def test_ranks_of_a_sequence_exchange_keys_and_values(
     layout = Layout(cp=4, cp_comm=how)
     found = per_layer(LLAMA, layout)
     assert found == {(k, "forward"): n for k, n in forward.items()} | {(k, "backward"): n for k, n in backward.items()}
+    repeated = placed(LLAMA, layout, recompute=Recompute(core=True)) - placed(LLAMA, layout)
+    assert {(phase, kind) for phase, kind, _ in repeated} == {("backward", kind) for kind in forward}
+    assert repeated.total() == LAYERS * sum(forward.values())  # an attention core that runs again exchanges again
     widths = {"p2p": {2 * 24}, "a2a": {24, 48}, "allgather": {4 * 24}}  # 4 key heads of 6; 8 query heads of 6
     assert {
         one.bytes // (BATCH * SEQ * 4) for one in Placements(layout, SIGHT, 4).run(rank_program(LLAMA, layout))

@@ -18,8 +18,8 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import CachingAllocator, LatestRun, PrefixCache, RequestedBytes, allocation
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.simulator.meter import Place
+from llmcalc.simulator.record_microbatches import PassRecorder
 from llmcalc.simulator.repeat_layers import NotRepeating
-from llmcalc.simulator.repeat_microbatches import PassRecorder
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
 from tests.samples import with_rest
 from tests.simulator.allocator_witness import WitnessAllocator

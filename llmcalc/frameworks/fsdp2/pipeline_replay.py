@@ -17,19 +17,10 @@ from ...simulator.event_log import Event, Recorder
 from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.meter import Block
+from ...simulator.pass_trace import PassCase, PassId, PassTrace
+from ...simulator.record_microbatches import PassCounter, PassRecorder, RecordedPass, TraceReader, without_storage
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import (
-    EventMeter,
-    PassCase,
-    PassCounter,
-    PassId,
-    PassPlayer,
-    PassRecorder,
-    PassTrace,
-    RecordedPass,
-    TraceReader,
-    without_storage,
-)
+from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key, run_in_groups

@@ -13,8 +13,8 @@ from itertools import pairwise
 from ...simulator.event_log import Event, RecordedEvents
 from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.record_microbatches import RecordedPass
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis, RepeatedEvents
-from ...simulator.repeat_microbatches import RecordedPass
 from ...simulator.replay_result import PHASES
 from .pipeline import ShardedChunk
 

@@ -15,8 +15,9 @@ from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Place
+from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassTrace
+from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter

@@ -1,4 +1,4 @@
-"""Returns a cache key of everything outside the settings that determines a rank's passes.
+"""One rank of a Megatron-LM run: its tensors, a micro-batch's passes and the optimizer's step.
 
 A variable that holds a tensor here lives as long as Megatron's own variable.
 
@@ -23,7 +23,8 @@ from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Meter, NoMeter, Place
-from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.record_microbatches import PassRecorder
+from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import (
     BFLOAT16,
     BOOL,

@@ -17,8 +17,9 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import TAKEN, Recorder
+from ...simulator.pass_trace import PassCase, PassTrace
+from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import PassCase, PassTrace, RecordedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import Chunk, RankRun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...simulator.event_log import Recorder
-from ...simulator.repeat_microbatches import PassRecorder, RecordedPasses
+from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .rank_run import Chunk, ForwardOutput, RankRun
 

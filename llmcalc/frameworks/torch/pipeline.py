@@ -27,7 +27,8 @@ from ...simulator.lowering import ENTRY
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.dtensor import Divided
 from ...simulator.profiles.eager import Eager
-from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.record_microbatches import PassRecorder
+from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes

@@ -13,8 +13,10 @@ from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import ParameterSet
+from ...simulator.pass_trace import PassCase, PassTrace
+from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
+from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from .pipeline import Chunk, Flight, RankRun, RankSetup

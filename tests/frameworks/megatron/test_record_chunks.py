@@ -15,7 +15,8 @@ from llmcalc.frameworks.megatron.record_passes import record_passes
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.event_log import Recorder
-from llmcalc.simulator.repeat_microbatches import PassTrace, in_later_layer
+from llmcalc.simulator.pass_trace import PassTrace
+from llmcalc.simulator.repeat_microbatches import in_later_layer
 
 MIXTURE = "deepseek-v2-lite?num_hidden_layers=8"
 DENSE = "qwen3-0.6b?num_hidden_layers=8"

@@ -55,13 +55,10 @@ class LinearKernels(RankKernels):
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
-        attention_cores = (
-            attention
-            for attention in self.module_of_step[id(operation)].items
-            if isinstance(attention, Step) and attention.verb == "attention"
-        )
         return self.is_column(operation) and all(
-            attention.ins[0].rows == attention.ins[1].rows for attention in attention_cores
+            item.ins[0].rows == item.ins[1].rows
+            for item in self.module_of_step[id(operation)].items
+            if isinstance(item, Step) and item.verb == "attention"
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------

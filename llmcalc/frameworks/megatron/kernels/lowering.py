@@ -371,6 +371,8 @@ class RankKernels(Lowering):
         start, module_scope = len(self.ordered_parameters), module_call.scope
         super()._module(module_call)
         parameters = self.ordered_parameters[start:]
+        if not parameters and not self.later_parameters:
+            return
         kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
             self.ordered_parameters[start:] = sorted(parameters, key=lambda parameter: parameter.role != "row")

@@ -232,9 +232,11 @@ class DiscardedKernels(SparseKernels):
 
     def items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations; `mla_up_proj` frees and recomputes the up-projections of latents."""
+        if not (self.rank_choices.recompute_up and self.graph.enabled):
+            super().items(items)
+            return
         alternatives = [item for item in items if isinstance(item, Alternatives)]
-        names = {item.name for item in items if isinstance(item, Step)}
-        if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
+        if not alternatives or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
             super().items(items)
             return
         form_position = items.index(alternatives[0])

@@ -1,0 +1,132 @@
+"""The memory events of one forward or backward pass, relative to the pass's start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from .caching_allocator import Step
+from .event_log import NOWHERE
+from .meter import Block, Meter, Place
+from .repeat_layers import NotRepeating
+from .strides import Shape, Strides
+from .tensor import Dtype, Storage, Tensor
+
+PassId: TypeAlias = tuple[int, str, int]
+"""(chunk, kind, micro-batch) of a pass. Micro-batches are numbered through all steps.
+
+kind: `F` for forward, `L` for a loss, `B` for backward.
+"""
+
+PREVIOUS = "previous"
+"""In a trace, the kind of the chunk's previous pass, whichever it is."""
+
+FIRST = "0"
+"""End of the state of a pass whose previous pass is the chunk's first one of its kind."""
+
+PassCase: TypeAlias = tuple[int, str, int, str]
+"""(chunk, kind, number up to 2, which neighbours have run). All passes of a case do the same."""
+
+
+class OutputTensor(NamedTuple):
+    """A tensor that outlives the allocating pass: the pass's output or a gradient.
+
+    number: number of its storage among those of the pass.
+    bytes: bytes of the storage.
+    kind: the kind that the storage is counted under.
+    """
+
+    number: int
+    bytes: int
+    kind: str
+    shape: Shape
+    dtype: Dtype
+    strides: Strides
+
+    def storage(self, memory_meter: Meter, base: int) -> Storage:
+        """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
+        storage = Storage.__new__(Storage)
+        storage.meter, storage.bytes = memory_meter, self.bytes
+        storage.block = Block(self.bytes, self.kind, base + self.number)
+        return storage
+
+    def tensor(self, storage: Storage) -> Tensor:
+        """Returns the output tensor with shape and format, on a given storage."""
+        return Tensor(self.shape, self.dtype, storage, self.strides)
+
+
+@dataclass
+class PassTrace:
+    """The memory events of a forward or backward pass, with bytes relative to the pass's start.
+
+    steps: the allocator's steps; storages are numbered in the pass.
+    count: the number of storages.
+    releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
+    bytes, kinds: bytes after the pass, and the same by kind.
+    peak_bytes: the peak of the pass.
+    peaks: the peak at each place.
+    kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
+    start, end: the places in which the pass starts and ends.
+    ends_rising: whether the bytes at the end are the peak of that place, and may still rise.
+    outputs: the output, or gradients, each with its number: 0, or that of the parameter.
+    input_kind: the kind under which the pass's input is counted from the pass on; None if it does not change.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    count: int = 0
+    releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
+    bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
+    kinds_at_first_release: dict[str, int] = field(default_factory=dict)
+    start: Place = NOWHERE
+    end: Place = NOWHERE
+    ends_rising: bool = False
+    outputs: tuple[tuple[int, OutputTensor], ...] = ()
+    input_kind: str | None = None
+
+    def relative_to(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
+        """Returns the trace with micro-batch numbers relative to this pass.
+
+        previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
+        """
+        chunk, _, pass_number = pass_id
+        releases: dict[PassId, list[tuple[int, int]]] = {}
+        for other_pass, steps in self.releases_of_other_passes.items():
+            other_chunk, pass_kind, number = other_pass
+            if other_chunk != chunk:
+                raise NotRepeating
+            is_previous = other_pass == previous_pass
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
+        return replace(self, releases_of_other_passes=releases)
+
+    def has_equal_events(self, other_trace: PassTrace) -> bool:
+        """Whether another trace has the same events, except for numbers of the previous pass's storages."""
+        without_numbers = (
+            {
+                pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
+                for pass_id, releases in pass_trace.releases_of_other_passes.items()
+            }
+            for pass_trace in (self, other_trace)
+        )
+        first_trace, second_trace = without_numbers
+        return (
+            first_trace == second_trace
+            and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
+        )
+
+    def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
+        """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
+        return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
+
+    def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
+        """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
+        releases = self.releases_of_previous(chunk)
+        if not releases:
+            return self
+        if any(storage_number not in numbers for _, storage_number in releases):
+            return None
+        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[storage_number]) for i, storage_number in releases]}
+        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -1,0 +1,428 @@
+"""Records passes of a few micro-batches, and reads one trace for each case of passes.
+
+A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
+in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
+have run: on whether it is the first pass, whether the micro-batch before is still in flight (forward pass), and whether
+the next one has already begun (backward pass).
+
+A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
+differ, `NotRepeating` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
+pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..frozen import frozen
+from .caching_allocator import allocation, on_stream, release
+from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, Recorder
+from .meter import NoMeter, Place
+from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
+from .repeat_layers import NotRepeating
+from .tensor import Storage, Tensor
+
+
+class PassCounter:
+    """Counts passes and sorts them into cases; passes of one case have the same memory events.
+
+    by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
+    forwards, backwards: chunk → the number of its passes.
+    allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
+        gradients stay allocated between steps.
+    previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
+    """
+
+    def __init__(self, chunks: int, by_previous: bool = False) -> None:
+        self.forwards: list[int] = [0] * chunks
+        self.backwards: list[int] = [0] * chunks
+        self.allocates_gradients: list[bool] = [False] * chunks
+        self.by_previous = by_previous
+        self.previous: PassId | None = None
+        self._latest: list[PassId | None] = [None] * chunks
+
+    def begin_step(self) -> None:
+        """Starts a step, whose first backward pass per chunk allocates gradients."""
+        self.allocates_gradients = [True] * len(self.allocates_gradients)
+
+    def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
+        """Counts a forward pass of a chunk, and returns the pass's case and id."""
+        pass_number = self.forwards[chunk]
+        self.forwards[chunk] += 1
+        return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
+
+    def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
+        """Returns the case and id of the loss after the chunk's last forward pass."""
+        pass_number = self.forwards[chunk] - 1
+        return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
+
+    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass; passes of the same case have the same memory events."""
+        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
+        return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
+
+    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
+        """Counts a backward pass of a chunk, and returns the pass's case and id."""
+        pass_number = self.backwards[chunk]
+        self.backwards[chunk] += 1
+        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
+        is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
+        state = f"{next_state}, fresh" if is_first_backward else next_state
+        return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
+
+    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+        """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
+        if not self.by_previous:
+            return case, pass_id
+        chunk, pass_kind, pass_number, state = case
+        self.previous, self._latest[chunk] = self._latest[chunk], pass_id
+        if self.previous is not None:
+            state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        return (chunk, pass_kind, pass_number, state), pass_id
+
+
+def _index_within_case(pass_number: int) -> int:
+    """Returns the index of a pass within its case, at most 2.
+
+    The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
+    """
+    return min(pass_number, 2)
+
+
+class RecordedPass(NamedTuple):
+    """One pass of a recorded run.
+
+    start, end: indices of its events.
+    place: the place in which it starts.
+    input_storage: number of the storage of its input; None without an input.
+    outputs: number, a tensor of the same shape, number of its storage, of each tensor that may outlive the pass.
+    previous: the chunk's previous pass; None (default) for none, and where cases do not have it.
+    """
+
+    case: PassCase
+    pass_id: PassId
+    start: int
+    end: int
+    place: Place
+    input_storage: int | None
+    outputs: list[tuple[int, Tensor, int]]
+    previous: PassId | None = None
+
+
+class PassRecorder(PassCounter):
+    """Runs passes and records their memory events. by_previous: as in `PassCounter`."""
+
+    def __init__(self, memory_meter: Recorder, chunks: int, by_previous: bool = False) -> None:
+        super().__init__(chunks, by_previous)
+        self.meter = memory_meter
+        self.passes: list[RecordedPass] = []
+
+    def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+        """Runs and records a forward pass. compute: the function for the pass's output."""
+        return self._run(*self.next_forward(chunk), input_tensor, compute)
+
+    def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """Computes the loss of the last forward pass."""
+        return self._run(*self.next_loss(chunk), output, compute)
+
+    def _run(
+        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+    ) -> Tensor:
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        output = compute()
+        input_storage = None if input_tensor is None else input_tensor.storage.block.handle
+        outputs = self._outputs(case[0], output)
+        end = len(self.meter.events)
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
+        return output
+
+    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+        """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
+        return [without_storage(0, output)]
+
+    def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
+        """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
+        case, pass_id = self.next_backward(chunk)
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        compute()
+        gradients = [
+            without_storage(i, gradient_leaf.grad)
+            for i, gradient_leaf in enumerate(gradient_leaves)
+            if gradient_leaf.grad is not None
+        ]
+        end = len(self.meter.events)
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
+
+    def traces(self) -> dict[PassCase, PassTrace]:
+        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
+        return RecordedPasses(self.meter.events, self.passes).traces()
+
+    def recorded(self) -> RecordedPasses:
+        """Ends the recording and returns the recorded passes; later events are not part of a pass."""
+        return RecordedPasses(self.meter.cut(), self.passes)
+
+
+@frozen
+class RecordedPasses:
+    """The passes of a recorded run. events: the run's memory events."""
+
+    events: Sequence[Event]
+    passes: Sequence[RecordedPass]
+
+    def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
+        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ.
+
+        allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
+        """
+        events, passes = self.events, self.passes
+        if allocated_before:
+            indices = [
+                i
+                for i, (storage_number, nbytes, _) in enumerate(events)
+                if nbytes == PLACED or storage_number not in allocated_before
+            ]
+            events = [events[i] for i in indices]
+            passes = [
+                recorded_pass._replace(
+                    start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
+                )
+                for recorded_pass in passes
+            ]
+        return with_unrecorded_cases(TraceReader(events, passes).traces)
+
+
+def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
+    """Adds unrecorded cases of a schedule, if the recorded cases determine their events.
+
+    A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
+    pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
+    that its storages have other numbers; a pass that frees them tells which these are.
+    """
+    all_traces = dict(pass_traces)
+    for chunk in {chunk for chunk, *_ in pass_traces}:
+        second_traces, later_traces = (
+            {
+                (case[1], case[3]): pass_traces[case]
+                for case in pass_traces
+                if (case[0], case[2]) == (chunk, pass_number)
+            }
+            for pass_number in (1, 2)
+        )
+        pairs = {
+            (pass_kind, state): (pass_trace, later_traces[pass_kind, state.removesuffix(FIRST)])
+            for (pass_kind, state), pass_trace in second_traces.items()
+            if (pass_kind, state.removesuffix(FIRST)) in later_traces
+        }
+        if pairs.keys() != second_traces.keys() or not all(
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in pairs.values()
+        ):
+            continue
+        numbers: dict[str, dict[int, int]] = {}
+        for (_, state), (pass_trace, later_trace) in pairs.items():
+            if state.endswith(FIRST):
+                releases = pass_trace.releases_of_previous(chunk)
+                later_releases = later_trace.releases_of_previous(chunk)
+                release_pairs = zip(later_releases, releases, strict=True)
+                numbers.setdefault(state[-2], {}).update(
+                    (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
+                )
+        for (pass_kind, state), pass_trace in later_traces.items():
+            all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
+            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+            if second_trace is not None:
+                for pass_number in (1, 2):
+                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), second_trace)
+    return all_traces
+
+
+def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+    """Returns an output number, a copy of the tensor without memory, and the storage's number."""
+    shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
+    return output_number, shape_only, tensor.storage.block.handle
+
+
+_NO_STORAGE = Storage(NoMeter(), 0)
+
+
+class PassBytes:
+    """Counts the bytes of a pass relative to the pass's start.
+
+    allocation_place: the place that runs.
+    now, kinds: bytes so far, and the same by kind.
+    peak_bytes: their peak.
+    peaks: place → its peak, with the bytes by kind.
+    is_rising: whether the bytes now are the peak of the place, and may still rise.
+    kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
+    """
+
+    def __init__(self, allocation_place: Place) -> None:
+        self.place: Place = allocation_place
+        self.now: int = 0
+        self.peak_bytes: int = 0
+        self.kinds: dict[str, int] = {}
+        self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
+        self.is_rising: bool = False
+        self.kinds_at_first_release: dict[str, int] | None = None
+
+    def allocate(self, nbytes: int, memory_kind: str) -> None:
+        """Adds bytes of a kind of memory."""
+        self.now += nbytes
+        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) + nbytes
+        if nbytes:
+            self._raise_peak()
+            self.peak_bytes = max(self.peak_bytes, self.now)
+
+    def free(self, nbytes: int, memory_kind: str) -> None:
+        """Removes bytes of a kind of memory."""
+        self.settle()
+        self.now -= nbytes
+        self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
+
+    def move_to(self, allocation_place: Place) -> None:
+        """Enters another module or phase, whose peak is counted from now on."""
+        if allocation_place != self.place:
+            self.settle()
+            self.place = allocation_place
+            self._raise_peak()
+
+    def reclassify(self, nbytes: int, old_kind: str, new_kind: str) -> None:
+        """Moves bytes from one kind of memory to another in the counts."""
+        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - nbytes
+        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + nbytes
+
+    def settle(self) -> None:
+        """Stores the bytes by kind at the current peak, which is final."""
+        if self.is_rising:
+            self.peaks[self.place] = self.peaks[self.place][0], dict(self.kinds)
+            self.is_rising = False
+        if self.kinds_at_first_release is None:
+            self.kinds_at_first_release = dict(self.kinds)
+
+    def _raise_peak(self) -> None:
+        if self.place not in self.peaks or self.now > self.peaks[self.place][0]:
+            self.peaks[self.place], self.is_rising = (self.now, {}), True
+
+
+class TraceReader:
+    """Derives one trace per case of passes from the recorded events.
+
+    traces: case → the trace of its passes.
+    sizes, kinds: storage → its bytes, and the kind that it is counted under.
+    origins: storage → the pass that allocates it, and its number there.
+    output_storages: the storages that may outlive their pass.
+    Raises `NotRepeating` if passes of a case differ.
+    """
+
+    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
+        self.events = events
+        self.sizes: dict[int, int] = {}
+        self.kinds: dict[int, str] = {}
+        self.origins: dict[int, tuple[PassId, int]] = {}
+        self.output_storages: set[int] = {
+            storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
+        }
+        self.traces: dict[PassCase, PassTrace] = {}
+        end = 0
+        for recorded_pass in passes:
+            self._read_between(events[end : recorded_pass.start])
+            end = recorded_pass.end
+            pass_trace = self._trace(recorded_pass)
+            if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
+                pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
+            if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
+                raise NotRepeating
+        self._read_between(events[end:])
+
+    def _read_between(self, events: Sequence[Event]) -> None:
+        """Reads the events between passes, which may release only outputs of passes."""
+        for storage_number, nbytes, value in events:
+            if nbytes >= 0:
+                self.sizes[storage_number], self.kinds[storage_number] = nbytes, value
+            elif nbytes == TAKEN:
+                self.sizes[storage_number], self.kinds[storage_number] = value, "overhead"
+            elif nbytes == KEPT:
+                self.kinds[storage_number] = value
+            elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
+                raise NotRepeating
+
+    def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
+        """Returns the trace of one pass."""
+        start = self._start_place(recorded_pass)
+        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        for storage_number, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
+            if nbytes >= 0 or nbytes == TAKEN:
+                size, memory_kind = (nbytes, value) if nbytes >= 0 else (value, "overhead")
+                self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
+                storage_numbers[storage_number] = len(storage_numbers)
+                if size:
+                    pass_trace.steps.append(allocation(storage_numbers[storage_number], size))
+                self.sizes[storage_number], self.kinds[storage_number] = size, memory_kind
+                pass_bytes.allocate(size, memory_kind)
+            elif nbytes == FREED:
+                self._free(storage_number, storage_numbers, pass_trace)
+                pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
+            elif nbytes == PLACED:
+                pass_bytes.move_to(storage_number)
+            elif nbytes == KEPT:
+                if storage_number == recorded_pass.input_storage:
+                    pass_trace.input_kind = value
+                else:
+                    self._check_private(storage_number, storage_numbers)
+                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], value)
+                self.kinds[storage_number] = value
+            elif nbytes == STREAMED:
+                pass_trace.steps.append(on_stream(value))
+            else:
+                raise NotRepeating
+        pass_trace.ends_rising = pass_bytes.is_rising
+        pass_bytes.settle()
+        pass_trace.count = len(storage_numbers)
+        pass_trace.bytes = pass_bytes.now
+        pass_trace.kinds = pass_bytes.kinds
+        pass_trace.peak_bytes = pass_bytes.peak_bytes
+        pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
+        pass_trace.peaks = [
+            (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
+        ]
+        pass_trace.end = pass_bytes.place
+        pass_trace.outputs = tuple(
+            (i, self._output(template, storage_numbers[storage_number], storage_number))
+            for i, template, storage_number in recorded_pass.outputs
+            if storage_number in storage_numbers
+        )
+        if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
+            raise NotRepeating
+        return pass_trace
+
+    def _free(self, x: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
+        """Adds the release of a storage, which another pass may have allocated."""
+        self._check_private(x, storage_numbers)
+        if not self.sizes[x]:
+            return
+        if x not in storage_numbers:
+            pass_id, storage_number = self.origins[x]
+            pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
+        pass_trace.steps.append(release(storage_numbers.get(x, 0)))
+
+    def _check_private(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
+        """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
+        if storage_number not in storage_numbers and (
+            storage_number not in self.origins or storage_number in self.output_storages
+        ):
+            raise NotRepeating
+
+    def _start_place(self, recorded_pass: RecordedPass) -> Place:
+        """Returns the module and phase in which a pass starts, from the first event with a place."""
+        if recorded_pass.start < recorded_pass.end:
+            storage_number, nbytes, _ = self.events[recorded_pass.start]
+            if nbytes == PLACED:
+                return storage_number  # type: ignore[no-any-return]
+        return recorded_pass.place
+
+    def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+        """Creates the description of a pass's output."""
+        return OutputTensor(
+            storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
+        )
