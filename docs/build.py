@@ -3,10 +3,11 @@
     python docs/build.py [FOLDER]        site/ if no folder is given
 
 Pages are prepared in a folder of their own: commands stand above their outputs, plots and figures are drawn with the
-words of the language's labels.toml, formulas become MathML, the reference is written from the program, and links that
-lead out of docs/ become text. Afterwards the switch of languages of each page is led to the same page in the other
-language, which has the same path in its folder; its head says so too, and what the page is about; and each page gets a
-Content-Security-Policy that lets it use the site's own files alone, for which scripts within pages become files.
+words of the language's labels.toml, formulas become MathML that KaTeX draws anew, the reference is written from the
+program, and links that lead out of docs/ become text. Afterwards the switch of languages of each page is led to the
+same page in the other language, which has the same path in its folder; its head says so too, and what the page is
+about; and each page gets a Content-Security-Policy that lets it use the site's own files alone, for which scripts
+within pages become files.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+KATEX = ROOT / "web" / "node_modules" / "katex" / "dist"
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
 VALUE = re.compile(r"<!-- value: .*? -->(.*?)<!-- /value -->", re.DOTALL)
@@ -35,7 +37,6 @@ OUTPUT = re.compile(r"<!-- output: (llmcalc .*?) -->\n```\n")
 PLOT = re.compile(r"<!-- plot: (llmcalc plot .*?) -->")
 FIGURE = re.compile(r"<!-- figure: (\w+): (.*?) -->", re.DOTALL)
 FORMULA = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-INLINE = re.compile(r"\$`([^`]*)`\$")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 COMMENT = re.compile(r"<!-- [^>]* -->\n+")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -129,15 +130,37 @@ def explained(name: str, title: str, page: Path, labels: Mapping[str, str]) -> s
 
 
 def typeset(text: str) -> str:
-    """Formulas in TeX, as GitHub's Markdown has them (a block of "math", or within a line a dollar sign on both sides
-    of a code span), become MathML, which browsers draw without scripts, fonts or styles.
+    """Formulas in TeX, as GitHub's Markdown has them (a block of "math"), become MathML, which browsers draw without
+    scripts. Beside it stands the TeX, of which KaTeX makes what is the same in every browser: MathML looks as the fonts
+    of a system let it, and without one for mathematics brackets do not grow.
     """
     from latex2mathml.converter import convert
 
-    text = FORMULA.sub(
-        lambda m: f'<div class="formula" tabindex="0">{convert(m[1].strip(), display="block")}</div>', text
-    )
-    return INLINE.sub(lambda m: str(convert(m[1])), text)
+    def formula(match: re.Match[str]) -> str:
+        tex = " ".join(match[1].split())
+        attribute = re.sub(r"[\\_*]", lambda mark: f"&#{ord(mark[0])};", html.escape(tex))  # Markdown reads these
+        return f'<div class="formula" tabindex="0" data-tex="{attribute}">{convert(tex, display="block")}</div>'
+
+    return FORMULA.sub(formula, text)
+
+
+def drawn_by_katex(folder: Path) -> None:
+    """Puts KaTeX, which npm installs for the page that counts, beside the pages that have formulas."""
+    if not KATEX.is_dir():
+        if shutil.which("npm") is None:
+            print("no npm, which installs KaTeX: formulas stay MathML")
+            return
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=ROOT / "web", check=True)
+    place = folder / "assets" / "katex"
+    shutil.copytree(KATEX / "fonts", place / "fonts", ignore=shutil.ignore_patterns("*.ttf", "*.woff"))
+    for file in (KATEX / "katex.min.js", KATEX / "katex.min.css", KATEX.parent / "LICENSE", DOCS / "formulas.js"):
+        shutil.copy(file, place)
+    for page in folder.rglob("*.html"):
+        text, path = page.read_text(), os.path.relpath(place, page.parent)
+        if 'class="formula"' in text:
+            scripts = "".join(f'<script defer src="{path}/{name}.js"></script>' for name in ("katex.min", "formulas"))
+            style = f'<link rel="stylesheet" href="{path}/katex.min.css">'
+            page.write_text(text.replace("</head>", f"{style}{scripts}</head>", 1))
 
 
 def linked(text: str, page: Path, folder: Path) -> str:
@@ -359,6 +382,7 @@ def build(folder: Path) -> None:
     switched(folder)
     search_in_languages(folder)
     accessible(folder)
+    drawn_by_katex(folder)
     secured(folder)
     llms.write(folder)
 

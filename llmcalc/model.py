@@ -359,7 +359,7 @@ class ModelSpec(Part):
                     scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
-            self._record_output(recorder, x, vocab, hidden, embedding_axis, table)
+            self._record_output(recorder, x, vocab, embedding_axis, table)
         return recorder
 
     @property
@@ -395,9 +395,7 @@ class ModelSpec(Part):
             )
         return encoder.flow(recorder, x, width)
 
-    def _record_output(
-        self, recorder: Flow, x: Value, vocab: Axis, hidden: Axis, embedding_axis: Axis, table: Weight
-    ) -> None:
+    def _record_output(self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, table: Weight) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
         values_read: dict[str, Value] = {}
@@ -419,23 +417,39 @@ class ModelSpec(Part):
         if self.head.type == "projection":
             recorder.result = recorder.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
-            output = table if self.tie_word_embeddings else None
-            if self.mtp is not None and output is None:
-                output = Weight("lm_head", (vocab,), x.axes)
-            weight_role = self._weight_role("lm_head")
-            recorder.result = recorder.part(
-                "lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=weight_role
-            )
-            if self.proposal is not None:
-                tokens = self.head.draft_vocab_size
-                proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-                recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
-            if self.mtp is not None:
-                assert output is not None
-                self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
+            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, table)
         if self.towers:
             with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
                 record_towers(recorder, self.towers)
+
+    def _record_lm_head(
+        self,
+        recorder: Flow,
+        head: LMHead,
+        x: Value,
+        output_states: Value,
+        vocab: Axis,
+        embedding_axis: Axis,
+        table: Weight,
+    ) -> None:
+        """Records the language-model head, and the parts that propose or predict further tokens.
+
+        x: what the head reads. output_states: the final hidden states, which the other parts read.
+        """
+        output = table if self.tie_word_embeddings else None
+        if self.mtp is not None and output is None:
+            output = Weight("lm_head", (vocab,), x.axes)
+        weight_role = self._weight_role("lm_head")
+        recorder.result = recorder.part(
+            "lm_head", head, x, vocab=vocab, width=embedding_axis, output=output, role=weight_role
+        )
+        if self.proposal is not None:
+            tokens = head.draft_vocab_size
+            proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
+            recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
+        if self.mtp is not None:
+            assert output is not None
+            self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes

@@ -9,13 +9,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
-from llmcalc.cli.main import main
 from tests.exhaustive import EXHAUSTIVE, LONGEST
+from tests.in_process import Result, command
 from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
@@ -93,12 +93,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Headless Chromium."""
@@ -113,16 +107,6 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run() -> Callable[..., Result]:
     """Returns a function: `run("params", "gpt2")` is the output of `llmcalc params gpt2` at 80 columns."""
-
-    def call(*args: str, columns: int = 80) -> Result:
-        monkeypatch.setattr("sys.argv", ["llmcalc", *args])
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("NO_COLOR", "1")
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Result(int(stop.value.code or 0), captured.out, captured.err)
-
-    return call
+    return command

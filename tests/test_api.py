@@ -94,11 +94,11 @@ def test_lengths_of_which_nothing_is_said(name: str, pass_: int, cache: int | No
     context.
     """
     assert llmcalc.flops(name).workload.seq == pass_
-    assert json.loads(run("flops", name, "--format", "json").out)["workload"]["seq"] == pass_
+    assert run("flops", name, "--format", "json").document["workload"]["seq"] == pass_
     if cache is not None:
         assert llmcalc.kv(name).workload.seq == llmcalc.memory(name).states.workload.seq == cache
-        assert json.loads(run("kv", name, "--format", "json").out)["workload"]["seq"] == cache
-        assert json.loads(run("memory", name, "--format", "json").out)["workload"]["seq"] == cache
+        assert run("kv", name, "--format", "json").document["workload"]["seq"] == cache
+        assert run("memory", name, "--format", "json").document["workload"]["seq"] == cache
         assert (
             f"of {cache:,} tokens" in run("memory", name).out.splitlines()[0] + run("memory", name).out.splitlines()[1]
         )

@@ -205,7 +205,7 @@ def test_the_document_is_the_commands(name: str, run: Any) -> None:
 
 def test_a_verdict_is_the_commands(run: Any) -> None:
     answer = llmcalc.verify("gpt2", seq=16)
-    printed = json.loads(run("verify", "gpt2", "--seq", "16", "--format", "json").out)
+    printed = run("verify", "gpt2", "--seq", "16", "--format", "json").document
     assert answer.ok
     assert {**answer.document, "seconds": 0} == {**printed, "seconds": 0}
 
@@ -213,7 +213,7 @@ def test_a_verdict_is_the_commands(run: Any) -> None:
 def test_a_conversion_and_the_schema_are_the_commands(run: Any) -> None:
     assert llmcalc.convert("model/config.json") == run("convert", "model/config.json").out
     assert llmcalc.convert("gpt2", to="hf") == run("convert", "gpt2", "--to", "hf").out
-    assert llmcalc.schema() == json.loads(run("schema").out)
+    assert llmcalc.schema() == run("schema").document
 
 
 PICTURES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {

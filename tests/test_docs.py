@@ -145,6 +145,8 @@ def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
         for name in ("handbook/flops.html", "memory.html", "reference/python.html") if AXE.exists() else ():
             page.goto(f"{address}/{name}")
             assert inaccessible(page) == {}, name
+            assert page.locator(".formula .katex-display").count() == page.locator(".formula").count(), name
+        assert not AXE.exists() or (site / "assets/katex/katex.min.js").exists()
         page.set_viewport_size({"width": 1280, "height": 900})
         page.goto(f"{address}/families.html")
         cell = page.locator('td[data-align="right"], td[data-align="left"]').first

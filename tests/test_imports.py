@@ -1,4 +1,6 @@
-"""The imports of the package have no cycle, including imports inside functions."""
+"""The imports of the package have no cycle: neither those that run, inside functions too, nor those at the level of the
+modules, for types too. The contract in `pyproject.toml` holds the direction of imports for types inside functions.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,13 @@ def modules(folder: Path) -> dict[str, Path]:
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files}
 
 
-def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields every import below a node, except those for type checkers only."""
-    named = isinstance(node, ast.If) and isinstance(node.test, ast.Name | ast.Attribute)
-    if isinstance(node, ast.If) and named and "TYPE_CHECKING" in ast.unparse(node.test):
+def statements(node: ast.AST, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields the imports below a node: with `types`, those at a module's own level, for type checkers too; without,
+    those that run, inside functions too.
+    """
+    if types and isinstance(node, ast.FunctionDef):
+        return
+    if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         below: Iterable[ast.AST] = node.orelse
     else:  # statements alone stand in these fields, and imports in nothing else
         below = chain.from_iterable(getattr(node, field, ()) for field in BLOCKS)
@@ -32,15 +37,15 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
         else:
-            yield from statements(child)
+            yield from statements(child, types)
 
 
-def imported(name: str, known: dict[str, Path]) -> set[str]:
+def imported(name: str, known: dict[str, Path], types: bool) -> set[str]:
     """Returns the modules that a module imports; for `from package import module`, the module and not its package."""
     path = known[name]
     home = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
-    for one in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    for one in statements(ast.parse(path.read_text(encoding="utf-8")), types):
         if isinstance(one, ast.Import):
             found |= {alias.name for alias in one.names} & set(known)
             continue
@@ -70,9 +75,9 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (search(name, []) for name in sorted(graph))), [])
 
 
-def graph_of(folder: Path) -> dict[str, set[str]]:
+def graph_of(folder: Path, types: bool = False) -> dict[str, set[str]]:
     known = modules(folder)
-    return {name: imported(name, known) for name in known}
+    return {name: imported(name, known, types) for name in known}
 
 
 def test_no_modules_import_each_other() -> None:
@@ -82,17 +87,25 @@ def test_no_modules_import_each_other() -> None:
     assert circle(graph) == []
 
 
+def test_no_modules_import_each_other_for_types() -> None:
+    graph = graph_of(PACKAGE, types=True)
+    assert "llmcalc.studies.draft" in graph["llmcalc.questions.counts"]  # imported for types
+    assert circle(graph) == []
+
+
 def test_a_circle_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     (folder / "inner").mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "first.py").write_text("from . import second\n")
-    (folder / "second.py").write_text("def late():\n    from .inner import value\n")
-    (folder / "inner" / "__init__.py").write_text("from typing import TYPE_CHECKING\nvalue = 1\n")
-    assert circle(graph_of(folder)) == []
-    (folder / "inner" / "__init__.py").write_text("if TYPE_CHECKING:\n    from ..first import late\n")
-    assert circle(graph_of(folder)) == []
-    (folder / "inner" / "__init__.py").write_text("from ..first import late\n")
-    assert circle(graph_of(folder)) == ["package.first", "package.second", "package.inner", "package.first"]
-    (folder / "inner" / "__init__.py").write_text("import package.first\n")
-    assert circle(graph_of(folder)) == ["package.first", "package.second", "package.inner", "package.first"]
+    found = ["package.first", "package.second", "package.inner", "package.first"]
+    for second, inner, circles in (
+        ("def late():\n    from .inner import value\n", "from typing import TYPE_CHECKING\nvalue = 1\n", ([], [])),
+        ("def late():\n    from .inner import value\n", "if TYPE_CHECKING:\n    from ..first import late\n", ([], [])),
+        ("def late():\n    from .inner import value\n", "from ..first import late\n", (found, [])),
+        ("def late():\n    from .inner import value\n", "import package.first\n", (found, [])),
+        ("from .inner import value\n", "if TYPE_CHECKING:\n    from ..first import late\n", ([], found)),
+    ):
+        (folder / "second.py").write_text(second)
+        (folder / "inner" / "__init__.py").write_text(inner)
+        assert (circle(graph_of(folder)), circle(graph_of(folder, types=True))) == circles

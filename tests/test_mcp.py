@@ -79,7 +79,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_an_answer_is_the_commands_document(name: str, run: Any) -> None:
     tool, arguments, words = CALLS[name]
-    document = json.loads(run(*words.split(), "--format", "json").out)
+    document = run(*words.split(), "--format", "json").document
     result = answer(tool, arguments)
     assert not result.is_error
     assert json.loads(result.content[0].text) == document

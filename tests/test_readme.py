@@ -198,6 +198,13 @@ def test_toml_example() -> None:
     )
 
 
+def test_a_model_type_that_is_read_is_not_among_the_unsupported() -> None:
+    for page, start in zip(READMES, ("- Not supported: ", "- 不支持的模型："), strict=True):
+        names = re.split(r" and |, |、", re.split(", of which|（", page.read_text().partition(start)[2])[0])
+        assert len(names) > 1, page
+        assert {name.lower() for name in names}.isdisjoint(model_types()), page
+
+
 EXACT, IN_PART, NONE = "exact", "in part ²", "–"
 WORDS = {"exact": EXACT, "followed": "exact ¹", "": NONE}
 

@@ -2,7 +2,8 @@
 of `questions` and shows the report.
 
 The help text, panel and order of an option that stands here may be changed without reading elsewhere; the options of
-a run and of a layout are declared in `device_memory/settings.py` and `parallel/layout_request.py`.
+a run and of a layout are declared in `device_memory/settings.py` and `parallel/layout_request.py`, those of `time`,
+`serve` and `cost` in `questions/options.py`.
 """
 
 

@@ -13,6 +13,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
+from ..workload.derived_rows import RowsWithExtra
 from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -34,7 +35,8 @@ class ConformerConvolution(Part):
     gate_bias: whether a vector is added to each half, false by default.
     bias: whether all projections and the convolution have a bias, false by default.
     multiplier: the number of output channels of the convolution per input channel, 1 by default.
-    separable: whether a projection back to hidden follows the convolution, false by default.
+    separable: whether a projection back to hidden follows the convolution, false by default. Both then run on frames
+        padded at either end, and the frames beyond the last one are cut off.
     norm: the norm before the last activation, none by default.
     convolved: whether the class has convolutions of width 1 in the place of the linear layers, which schemes of
         quantization for linear layers leave as they are; false by default. Counts do not change.
@@ -64,6 +66,8 @@ class ConformerConvolution(Part):
             )
         if self.batch_norm and self.norm is not None:
             raise ValueError("norm: a batch norm stands in its place; expected none, or batch_norm = false")
+        if self.centred and self.separable:
+            raise ValueError("centred: a separable convolution reads earlier frames only; expected one of them")
         if self.centred and self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size: {self.kernel_size} has no centre; expected an odd number")
         return self
@@ -80,8 +84,10 @@ class ConformerConvolution(Part):
             value, gate = recorder.add(value, value_bias), recorder.add(gate, gate_bias)
         y = recorder.mul(value, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y.view(*hidden)
+        rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias, rows=rows)
+        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y
+        y = y.view(*hidden, rows=x.rows)
         y = y if self.norm is None else recorder.part("norm", self.norm, y)
         if self.batch_norm:
             with recorder.scope("norm", kind="norm"):
@@ -142,7 +148,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec = spec
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
-            self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
+            later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
+            self.padding = (earlier_frames, later_frames)
             self.in_proj = self._projection(width, 2 * width)
             if spec.gate_bias:
                 self.gate_bias = vector(torch.zeros(2, width))
@@ -165,9 +172,10 @@ def _reference_class() -> type[nn.Module]:
             value, gate = self.in_proj(x).chunk(2, -1)
             if hasattr(self, "gate_bias"):
                 value, gate = value + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
+            frames = x.shape[1]
             x = (value * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
-            x = self.pointwise(x) if hasattr(self, "pointwise") else x
+            x = self.pointwise(x)[:, :frames] if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x
             return self.out_proj(activate(self.spec.hidden_act, x))
 

@@ -1,4 +1,4 @@
-"""The components of a model, each with the evidence for memory that the component's class declares."""
+"""Lists the components of a model with the evidence for memory that each component's class declares."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ class LMHead(Component):
         if not self.more_columns:
             return recorder.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
         input_axes = x.axes if width is None else (width,)
-        embedded, other_features = recorder.split(y, input_axes, (Axis("rest", x.width - recorder.n(input_axes)),))
+        embedded, remaining_features = recorder.split(y, input_axes, (Axis("rest", x.width - recorder.n(input_axes)),))
         logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
-        return recorder.add(logits, recorder.linear("more_columns", other_features, vocab, rows=rows))
+        return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with a separate weight; a model with tied embeddings replaces `output.weight`."""
@@ -143,9 +143,9 @@ def _reference_class() -> Callable[..., nn.Module]:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.embedded, other_features = width, model_properties.hidden_size - width
+            self.embedded, remaining_features = width, model_properties.hidden_size - width
             if spec.more_columns:
-                self.more_columns = nn.Linear(other_features, vocab_size, bias=False)
+                self.more_columns = nn.Linear(remaining_features, vocab_size, bias=False)
             inner_width = model_properties.hidden_size if spec.more_columns else width
             bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
             if bottleneck is not None:
@@ -160,8 +160,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedded, other_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                logits: Tensor = self.decoder(embedded) + self.more_columns(other_features)
+                embedded, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedded) + self.more_columns(remaining_features)
             else:
                 logits = self.decoder(x)
             return logits

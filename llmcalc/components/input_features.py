@@ -55,7 +55,10 @@ class InputFeatures(StackPart):
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the feature tables and the projection: token embeddings [batch, tokens, width] → same shape."""
+        """Builds a module of the feature tables and the projection.
+
+        It maps token embeddings [batch, tokens, width] to a tensor of the same shape.
+        """
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

@@ -206,13 +206,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    if adapters.experts:
-        if adapters.library != "peft":
-            raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
-        if adapters.quantized_experts:
-            raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-        if not any(_expert_layers(tree, include)):
-            raise InputError("--lora-experts: the model has no routed experts; expected no such option")
+    _check_expert_adapters(tree, adapters, include)
     layer_names = linear_layer_names(tree, include, adapters.is_parallel)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
@@ -221,14 +215,37 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
-    if adapters.is_parallel:
-        for product in _joined(_linear_layers(tree, include), JOINED_PROJECTIONS):
-            fused_names = [node_position.node.name for node_position, _ in product]
-            if 0 < len(set(fused_names) & set(names)) < len(fused_names):
-                raise InputError(
-                    f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
-                    f"which {adapters.library} has one adapter; expected all or none of them"
-                )
+    _check_joined_targets(tree, adapters, names, include)
+    _check_copied_modules(tree, adapters)
+    return replace(adapters, targets=frozenset(names))
+
+
+def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str]) -> None:
+    """Raises `InputError` for adapters of experts that the library, their base or the model does not have."""
+    if not adapters.experts:
+        return
+    if adapters.library != "peft":
+        raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
+    if adapters.quantized_experts:
+        raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
+    if not any(_expert_layers(tree, include)):
+        raise InputError("--lora-experts: the model has no routed experts; expected no such option")
+
+
+def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:
+    """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
+    joined_layers = _joined(_linear_layers(tree, include), JOINED_PROJECTIONS) if adapters.is_parallel else ()
+    for joined_layer in joined_layers:
+        fused_names = [node_position.node.name for node_position, _ in joined_layer]
+        if 0 < len(set(fused_names) & set(names)) < len(fused_names):
+            raise InputError(
+                f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
+                f"which {adapters.library} has one adapter; expected all or none of them"
+            )
+
+
+def _check_copied_modules(tree: Node, adapters: LowRank) -> None:
+    """Raises `InputError` for a copied module that the model does not have outside its layers."""
     outside_layers = [
         node_position.node.name
         for node_position in tree.walk()
@@ -238,4 +255,3 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
         if name not in outside_layers:
             modules = ", ".join(dict.fromkeys(outside_layers))
             raise InputError(f"--modules-to-save {name}: no such module; expected some of {modules}")
-    return replace(adapters, targets=frozenset(names))

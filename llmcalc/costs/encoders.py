@@ -82,7 +82,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
         name, rule = _encoder_rule(spec, "audio", "audio")
         encoded_input = rule.encode(inputs.audio)
         audio_tokens = encoded_input.tokens
-        runs += _encoder_runs(spec, name, encoded_input, batch)
+        runs += _encoder_runs(spec, name, encoded_input, batch, has_images=inputs.image is not None)
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
@@ -106,7 +106,11 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
     """
-    encoders = [name for name, tower in spec.towers.items() if field in type(tower).model_fields]
+    encoders = [
+        name
+        for name, tower in spec.towers.items()
+        if field in type(tower).model_fields and (tower.type != "projector" or tower.raw)
+    ]
     encoder_name = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], field)
@@ -118,24 +122,36 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
     raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
 
 
-def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, input_count: int) -> Iterator[EncoderRun]:
-    """Yields the passes of an encoder and of its projectors. input_count: images or recordings of all sequences."""
+def _encoder_runs(
+    spec: ModelSpec, name: str, encoded_input: Encoded, input_count: int, has_images: bool = True
+) -> Iterator[EncoderRun]:
+    """Yields the passes of an encoder and of its projectors.
+
+    input_count: images or recordings of all sequences. has_images: whether the prompts have images.
+    """
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
     workload = EncoderPass(
         batch=input_count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns
     )
-    names_of_parts = list(_with_projectors(spec, name))
+    names_of_parts = list(_with_projectors(spec, name, has_images))
     _check_merges(spec, names_of_parts, encoded_input)
-    nodes = tuple(towers_by_name[name_of_part] for name_of_part in names_of_parts)
-    if encoded_input.real_patches is None:
-        yield EncoderRun(nodes, RunConfig(workload))
-        return
-    yield EncoderRun(nodes[:1], RunConfig(workload))
-    if nodes[1:]:
-        yield EncoderRun(
-            nodes[1:], RunConfig(replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1))
-        )
+    encoder_pass, merged_patches = workload, 1
+    for name_of_part in names_of_parts:
+        tower: Any = spec.towers[name_of_part]
+        if tower.type == "projector" and encoder_pass is workload and encoded_input.real_patches is not None:
+            encoder_pass = replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1)
+        if tower.type == "projector":
+            merged_patches *= tower.merge**2
+        further_patches = 0
+        if tower.type == "projector" and tower.frames > 1 and encoded_input.repeats_frames:
+            further_patches = (tower.frames - 1) * encoder_pass.rows * encoder_pass.columns
+        if tower.type == "projector" and tower.input_marks and encoded_input.line_marks:
+            further_patches = (encoded_input.line_marks - tower.input_marks) * merged_patches
+        if further_patches:
+            patches = encoder_pass.rows * encoder_pass.columns + further_patches
+            encoder_pass = replace(encoder_pass, rows=patches, columns=1)
+        yield EncoderRun((towers_by_name[name_of_part],), RunConfig(encoder_pass))
 
 
 def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Encoded) -> None:
@@ -158,12 +174,13 @@ def _patches_per_position(spec: ModelSpec, names_of_parts: list[str]) -> int:
     return 2 if spec.towers[names_of_parts[0]].type == "audio" else 1
 
 
-def _with_projectors(spec: ModelSpec, name: str) -> Iterator[str]:
-    """Yields an encoder and the projectors that read its output, by name."""
+def _with_projectors(spec: ModelSpec, name: str, has_images: bool) -> Iterator[str]:
+    """Yields an encoder and the projectors that read its output in prompts with or without images, by name."""
     names = list(spec.towers)
     yield name
     for other_name in names[names.index(name) + 1 :]:
         tower: Any = spec.towers[other_name]
         if tower.type != "projector" or tower.raw:
             return
-        yield other_name
+        if tower.with_images in (None, has_images):
+            yield other_name

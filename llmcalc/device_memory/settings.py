@@ -360,6 +360,16 @@ class Settings:
             every_framework=True,
         ),
     ] = None
+    optimizer_offload: Annotated[
+        bool | None,
+        Setting(
+            "Main weights and states of the optimizer are on the host, where its step runs. "
+            "Of a --framework whose optimizer does.",
+            "Training",
+            phases=TRAINING,
+            every_framework=True,
+        ),
+    ] = None
     offload_activations: Annotated[
         bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
     ] = None
@@ -689,6 +699,11 @@ SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declarat
 """Names that stand for a setting, beside its own."""
 
 
+def users_in_training(training_word: str) -> InputError:
+    """Returns the error of `--users` beside an option, or a framework, that asks for training."""
+    return InputError(f"--users: training has no users, and {training_word} asks for training; expected one of the two")
+
+
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     """Returns the settings with these values, whose names may be the short names in `SHORTHANDS`.
 
@@ -700,9 +715,9 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     )
     if values.get("phase") is None and (training_option(settings) or values.get(CHECKPOINTING.name)):
         settings = settings.with_(phase="training")
-    asked_by = training_option(settings)
-    if values.get(USERS.name) is not None and asked_by:
-        raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
+    training_word = training_option(settings)
+    if values.get(USERS.name) is not None and training_word:
+        raise users_in_training(training_word)
     settings = settings.with_(batch=batch_of(settings.batch, values.get(USERS.name), settings.phase))
     if not values.get(CHECKPOINTING.name):
         return settings

@@ -119,6 +119,8 @@ def training_run(
     assert memory_use.optimizer is not None
     if settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
+    if settings.optimizer_offload:
+        raise InputError("--optimizer-offload: torch's optimizers run where the weights are; expected none")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
         names = ", ".join(optimizer_record.implementations)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .attention import AttentionCore as AttentionCore
+from .attention import ChunkedCore as ChunkedCore
 from .attention import KVCache as KVCache
 from .attention import ReceivedCore as ReceivedCore
 from .base import Buffer as Buffer

@@ -113,6 +113,35 @@ class OverlappingChunks(AttentionCore):
 
 
 @frozen(slots=True)
+class ChunkedCore(AttentionCore):
+    """Attention in chunks of queries, each to its own positions and those around it, as conformers compute it.
+
+    chunk: the number of queries of a chunk; the last one is padded.
+    context: the number of further keys of a chunk. Without any, fewer positions than a chunk are not padded.
+    distances: the number of distances that each query is scored against as well (Gemma), 0 by default.
+    """
+
+    context: Number = 0
+    distances: Number = 0
+
+    def _padded_rows(self, run_config: RunConfig) -> Number:
+        new = run_config.new_rows(self.rows)
+        return new if is_zero(self.context) else ceil_div(new, self.chunk) * self.chunk
+
+    def pairs(self, run_config: RunConfig) -> Number:
+        rows = self._padded_rows(run_config)
+        return rows * (minimum(rows, self.chunk) + self.context)
+
+    def forward_flops(self, run_config: RunConfig) -> Number:
+        by_distance = self._padded_rows(run_config) * self.distances * self.qk_dim
+        pairs = self.pairs(run_config) * (self.qk_dim + self.v_dim)
+        return 2 * run_config.batch * self.heads * (pairs + by_distance)
+
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * self.forward_flops(run_config)
+
+
+@frozen(slots=True)
 class KVCache(Op):
     """The KV cache of attention: `width` elements per token, for the last `limit` tokens or for all tokens.
 

@@ -266,7 +266,10 @@ class PairScores(Op):
 
 @frozen(slots=True)
 class EntryCache(Op):
-    """A cache with one entry per `rate` tokens, plus `rest` elements per not yet compressed token (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens (DeepSeek-V4).
+
+    rest: elements cached for each token that is not compressed yet.
+    """
 
     effects = CACHE
 

@@ -81,6 +81,10 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
     return spread
 
 
+LINE_SAMPLES = [index / 20 for index in range(21)]
+"""Shares of a line from a point to its name at which no other name may lie."""
+
+
 class Box(NamedTuple):
     left: float
     bottom: float
@@ -91,6 +95,10 @@ class Box(NamedTuple):
         """Whether two boxes overlap."""
         is_separate = self.right <= other_box.left or other_box.right <= self.left
         return not is_separate and self.bottom < other_box.top and other_box.bottom < self.top
+
+    def contains(self, x: float, y: float) -> bool:
+        """Whether a point lies inside the box."""
+        return self.left < x < self.right and self.bottom < y < self.top
 
 
 def _outward(shift: float, radius: float) -> float:
@@ -155,8 +163,21 @@ def place_names(
                 for x, y, dot in dots
                 if (x, y) != tuple(point_in_pixels)
             )
-            if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
-                if (shift_right, shift_up, alignment) not in PLACES:
+            has_line = (shift_right, shift_up, alignment) not in PLACES
+            half_height = extent.height / 2 / pixels if alignment == "center" else 0
+            line_end = position[0], position[1] - math.copysign(half_height, position[1])
+            line_points = [
+                (point_in_pixels[0] + share * line_end[0] * pixels, point_in_pixels[1] + share * line_end[1] * pixels)
+                for share in LINE_SAMPLES
+                if has_line
+            ]
+            overlaps = any(
+                box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
+                for text_box in placed_boxes
+            )
+            if is_inside and not covers and not overlaps:
+                dots += [(*line_point, 0.0) for line_point in line_points]
+                if has_line:
                     line = {
                         "arrowstyle": "-",
                         "color": INK,
@@ -165,7 +186,7 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=position, textcoords="offset points", arrowprops=line, zorder=1)
+                    ax.annotate("", point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

@@ -88,7 +88,7 @@ def _ratio_axis(ax: Axes, upright: bool) -> None:
         ax.axhspan(*band, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
         ax.set_yscale("log", base=2)
         axis = ax.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_locator(NullLocator())
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from ..errors import InputError, shown
 
-DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*(us|ms|s|min|h)?")
+DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*([uµ]s|ms|s|min|h)?")
 """As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
 
 LONGEST = 1e9
 """Seconds that no run takes, 31 years."""
 
-DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_duration(option_name: str, text: Any, most_without_unit: float = LONGEST) -> float:

@@ -13,7 +13,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -135,11 +135,11 @@ def with_implied_phase(
     option_of_training: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    asked_by = training_option(layout) or _framework_of_training(layout) or option_of_training
-    if is_given("phase") or not asked_by:
+    training_word = training_option(layout) or _framework_of_training(layout) or option_of_training
+    if is_given("phase") or not training_word:
         return settings.with_usual_recomputation()
     if is_given("users"):
-        raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
+        raise users_in_training(training_word)
     return settings.with_(phase="training").with_usual_recomputation()
 
 
@@ -212,6 +212,7 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     launch = with_known_targets(with_published_weights(launch, preset), preset.model)
+    launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launch)
 

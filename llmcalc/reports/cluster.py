@@ -106,7 +106,7 @@ VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 def report(
     preset: Preset,
     cluster: Cluster,
-    accelerator_fits: Sequence[Fit],
+    fits: Sequence[Fit],
     assumed_accelerator: str = "",
     launch: Launch | None = None,
     chosen_for: Hardware | None = None,
@@ -128,11 +128,11 @@ def report(
         phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    if len(accelerator_fits) == 1:
-        answer_text += f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
+    if len(fits) == 1:
+        answer_text += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
-    layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
+    layout_note = "" if chosen_for is None else _layout_note(chosen_for, fits)
     host = host_notes(largest_rank.device, layout.world)
     assumptions = [note for note in _launch_notes(launch) if ASSUMES_DEVICES.match(note)]
     notes = without_repetitions(
@@ -140,7 +140,7 @@ def report(
             *warnings,
             *assumptions,
             layout_note,
-            *_undivided_notes(cluster, accelerator_fits, launch),
+            *_undivided_notes(cluster, fits, launch),
             *host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launch),
@@ -167,10 +167,10 @@ def report(
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = accelerators_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
     fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -184,19 +184,19 @@ def report(
     ).for_target(preset.target)
 
 
-def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
+def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
     """Writes how the layout was chosen for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
+    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
     title = chosen_for.title
     choice = f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
     return f"layout: {choice}; --tp, --pp divide"
 
 
-def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
+def _undivided_notes(cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> list[str]:
     """Returns the way out for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = layout.dp < layout.world or layout.zero or launch is not None or not cluster.trains
-    if is_divided or any(fit.verdict != "no" for fit in accelerator_fits):
+    if is_divided or any(fit.verdict != "no" for fit in fits):
         return []
     return [f"each device holds the whole model: --fsdp {layout.world} shards it, llmcalc plan lists layouts that fit"]
 
@@ -232,9 +232,7 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def cluster_data(
-    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
-) -> dict[str, Any]:
+def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
     """Returns the JSON document of the memory of ranks; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
@@ -293,7 +291,7 @@ def cluster_data(
             for item in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
-        "fits": fits_data(accelerator_fits),
+        "fits": fits_data(fits),
     }
 
 
@@ -303,14 +301,14 @@ def _time_after_pass(column: Column) -> Column:
 
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message in group order."""
-    sums: dict[tuple[str, int, str], list[int]] = {}
+    totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals = sums.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
         totals[0] += message.count
         totals[1] = max(totals[1], message.bytes)
         totals[2] += message.count * message.wire_bytes
-    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
-    ordered_messages = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
+    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: groups.index(message[0][:2]))
     return [
         Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
         for (group, ranks, message_kind), totals in ordered_messages

@@ -191,7 +191,7 @@ def _activation_text(shape: StackShape) -> str:
 
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
-    """Returns the table's rows, in the largest unit with at least 0.1 for the smallest value."""
+    """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]

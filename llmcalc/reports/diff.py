@@ -75,7 +75,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     model = model_after or model_before
     assert model is not None
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
-    warnings = [*([unread] if unread else []), *_too_long(difference)]
+    warnings = [*([unread] if unread else []), *_length_warnings(difference)]
     added_text = "could not be read before" if unread else "added"
     headline_text = (
         added_text if model_before is None else "removed" if model_after is None else _answer_text(difference)
@@ -105,7 +105,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     return Report(_difference_data(difference), tables, warnings=warnings).for_target(target)
 
 
-def _too_long(difference: Difference) -> list[str]:
+def _length_warnings(difference: Difference) -> list[str]:
     """Returns a warning for each model with a context length below the sequence length."""
     models = [preset for preset in (difference.before, difference.after) if preset is not None]
     return [

@@ -15,7 +15,7 @@ from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, no_sympy
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, Style, latex_text, write_expression
-from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts
+from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
 from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
@@ -411,7 +411,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
         )
     if "flops_absorbed" in quantities:
         notes += LATENT_FORMS
-    experts = identity_experts(explanation.formulas.symbolic.numbers)
+    experts = identity_experts_note(explanation.formulas.symbolic.numbers)
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:

@@ -34,7 +34,7 @@ from .notes import (
     ONE_OUTPUT,
     ONE_STEP,
     PRODUCTS,
-    identity_experts,
+    identity_experts_note,
     plural,
     tokens_of,
     too_long_notes,
@@ -184,7 +184,7 @@ def headline(flop_count: FlopCount) -> str:
 
 def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
-    experts = identity_experts(flop_count.tree)
+    experts = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
         f"; also not counted, as it is element by element: {operation}"
         for operation in _uncounted_operations(flop_count.spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import units
@@ -97,41 +97,34 @@ def _detail_table(hardware: Hardware) -> Table:
 
 def _detail_rows(hardware: Hardware) -> list[Row]:
     """Returns one row per known figure of the accelerator."""
-    rows = [Row(["memory", units.memory(hardware.memory_bytes), hardware.memory_bytes, "B", None])]
-
-    def add(quantity: str, value: int | None, text: str, unit: str) -> None:
-        if value is not None:
-            rows.append(Row([quantity, text, value, unit, None]))
-
-    def add_rate(quantity: str, value: int | None) -> None:
-        add(quantity, value, _rate_text(value or 0), "B/s")
-
-    add("driver's total", hardware.driver_total, units.memory(hardware.driver_total or 0), "B")
-    add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
-    add("CUDA context", hardware.context_bytes, units.memory(hardware.context_bytes or 0), "B")
-    add_rate("memory bandwidth", hardware.memory_bandwidth)
     link, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
+    figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
+        ("memory", hardware.memory_bytes, units.memory, "B"),
+        ("driver's total", hardware.driver_total, units.memory, "B"),
+        ("usable memory", hardware.usable_memory_bytes, units.memory, "B"),
+        ("CUDA context", hardware.context_bytes, units.memory, "B"),
+        ("memory bandwidth", hardware.memory_bandwidth, _rate_text, "B/s"),
+    ]
     if link is not None:
-        add_rate(f"{link.name}, each way", link.bandwidth_per_direction)
-        add("scale-up domain", link.domain_size, f"{link.domain_size} devices", "")
+        figures.append((f"{link.name}, each way", link.bandwidth_per_direction, _rate_text, "B/s"))
+        figures.append(("scale-up domain", link.domain_size, "{} devices".format, ""))
     if nic is not None:
-        add_rate("NIC, each way", nic.bandwidth_per_direction)
-    add("TDP", hardware.tdp_watts, f"{hardware.tdp_watts} W", "W")
+        figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
+    figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
     if compute_units is not None:
-        add("compute units", compute_units.count, f"{compute_units.count} {compute_units.name}s", "")
-    if hardware.compute_capability is not None:
-        rows.append(Row(["compute capability", hardware.compute_capability, None, "", None]))
-    clock = hardware.boost_clock_hz
-    add("boost clock", clock, units.amount(clock or 0, "Hz"), "Hz")
+        figures.append(("compute units", compute_units.count, f"{{}} {compute_units.name}s".format, ""))
+    figures.append(("compute capability", hardware.compute_capability, str, ""))
+    figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
+    rows = [
+        Row([name, write(value), None if isinstance(value, str) else value, unit, None])
+        for name, value, write, unit in figures
+        if value is not None
+    ]
     for peaks, sums in ((hardware.peak_flops, ""), (hardware.float16_accumulation_flops, ", sums in fp16")):
-        for dtype in PEAK_DTYPES:
-            if dtype in peaks:
-                peak = peaks[dtype]
-                unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-                ridge = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
-                rows.append(
-                    Row([f"peak {units.short_dtype(dtype)}{sums}", units.amount(peak, unit), peak, unit, ridge])
-                )
+        for dtype, peak in _by_format(peaks).items():
+            unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
+            ridge = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
+            rows.append(Row([f"peak {units.short_dtype(dtype)}{sums}", units.amount(peak, unit), peak, unit, ridge]))
     return rows
 
 

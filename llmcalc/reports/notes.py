@@ -96,7 +96,7 @@ def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
     return [f"{preset.name}: {note}" for note in notes]
 
 
-def identity_experts(tree: Node) -> str:
+def identity_experts_note(tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)

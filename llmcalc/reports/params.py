@@ -17,7 +17,7 @@ from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, figures_of_node, tree_data
-from .notes import identity_experts, relative_error_text
+from .notes import identity_experts_note, relative_error_text
 from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
@@ -167,7 +167,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
     thumb = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
-    notes += [CONVENTION, thumb, identity_experts(parameter_count.tree)]
+    notes += [CONVENTION, thumb, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
         average_active, minimum_active = (
             units.count(parameter_count.active_evenly),

@@ -60,7 +60,7 @@ def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
     return f"{rounded_value:,.{decimals}f} {unit}"
 
 
-FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
@@ -68,7 +68,7 @@ def unit_of(seconds: float) -> str:
     for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= minimum:
             return unit
-    return "us"
+    return "µs"
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:

@@ -81,10 +81,10 @@ def layout_text(server: Server) -> str:
     layout_sizes = server.sizes
     layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     group = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
-    copies = f"{server.replicas} × " if server.replicas > 1 else ""
-    copies += group
+    replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
+    replicas_text += group
     formats = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
-    return ", ".join([f"{copies}{layout}", *filter(None, formats)])
+    return ", ".join([f"{replicas_text}{layout}", *filter(None, formats)])
 
 
 def report(study: ServeStudy, servers: Servers) -> Report:

@@ -7,7 +7,7 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
@@ -383,18 +383,38 @@ class LayoutOrder:
         """
         layouts = self.layouts
         plan = Plan(layouts.tried)
-        refused_candidates: list[Candidate] = []
-        promising_candidates: list[Candidate] = []
         tried = self._candidates_of(layouts.possible)
         too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
+        candidates = [candidate for candidate in tried if isinstance(candidate, Candidate)]
         for candidate in tried:
             if isinstance(candidate, InputError):
                 layouts.refuse(candidate)
-            elif candidate is not None:
-                (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
-        sort = sorted_by_memory if self.seconds is None else sorted_by_time
-        waiting = sort(promising_candidates)
-        plan.order = list(waiting)
+        refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
+        plan.order = self._sorted([candidate for candidate in candidates if candidate.may_fit])
+        refused_candidates += self._replay_in_order(plan, rows)
+        if nearest == "always" or (nearest == "if none fits" and not plan.feasible):
+            refused_candidates = self._with_too_large(refused_candidates, too_large)
+            too_large = []
+            plan.nearest = self._smallest_replay(refused_candidates)
+        plan.refused = dict(layouts.refused)
+        plan.ended_early |= UNTRIED in plan.refused
+        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large):
+            self._raise_commonest_reason(plan.refused)
+        if refused_candidates or too_large:
+            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
+        return plan
+
+    def _sorted(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
+        return (sorted_by_memory if self.seconds is None else sorted_by_time)(candidates)
+
+    def _replay_in_order(self, plan: Plan, rows: int) -> list[Candidate]:
+        """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
+
+        A candidate that does not fit is tried again with more recomputation, at the place where that stands in order.
+        """
+        too_large: list[Candidate] = []
+        waiting = list(plan.order)
         for _ in range(rows + FURTHER_REPLAYS):
             if len(plan.feasible) == rows or not waiting:
                 break
@@ -408,25 +428,20 @@ class LayoutOrder:
             if replayed_candidate.headroom >= 0:
                 plan.feasible.append(replayed_candidate)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
-                waiting = sort([*waiting, recomputing_candidate])
+                waiting = self._sorted([*waiting, recomputing_candidate])
             else:
-                refused_candidates.append(replayed_candidate)
+                too_large.append(replayed_candidate)
         plan.unreplayed = waiting
-        if nearest == "always" or (nearest == "if none fits" and not plan.feasible):
-            refused_candidates = self._with_too_large(refused_candidates, too_large)
-            too_large = []
-            plan.nearest = self._smallest_replay(refused_candidates)
-        plan.refused = dict(layouts.refused)
-        plan.ended_early |= UNTRIED in plan.refused
-        is_untried = UNTRIED in plan.refused or bool(plan.feasible or waiting or refused_candidates or too_large)
-        if plan.refused and not is_untried:
-            counted = {reason: n for reason, n in plan.refused.items() if reason != NO_REPLICAS} or plan.refused
-            error = layouts.errors.get(max(counted, key=counted.__getitem__))
-            if error is not None and not isinstance(error, ImpossibleLayout):
-                raise error
-        if refused_candidates or too_large:
-            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
-        return plan
+        return too_large
+
+    def _raise_commonest_reason(self, refused: Mapping[str, int]) -> None:
+        """Raises the most frequent reason against all layouts, if all were tried and it holds for all group sizes."""
+        if not refused or UNTRIED in refused:
+            return
+        counted = {reason: count for reason, count in refused.items() if reason != NO_REPLICAS} or refused
+        error = self.layouts.errors.get(max(counted, key=counted.__getitem__))
+        if error is not None and not isinstance(error, ImpossibleLayout):
+            raise error
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""

@@ -147,13 +147,13 @@ class Family:
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
-        def heads(head_sizes: HeadSizes) -> HeadSizes:
+        def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
             width_fraction, kv_share, size = self._head_shares(head_sizes)
             return HeadSizes(
                 _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), size
             )
 
-        return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
+        return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, h))
 
     def _scaled_width(self, width: int, h: Number) -> Number:
         """Scales a width with h, rounded to a multiple of `unit`.

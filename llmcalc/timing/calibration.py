@@ -82,7 +82,7 @@ class MeasuredRun:
     group: tuple[object, ...] = ()
 
 
-class Linear:
+class LinearizedRuns:
     """The estimates of several runs, linearized in the four factors."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
@@ -91,9 +91,9 @@ class Linear:
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in runs
         ]
 
-    def without(self, left_out: Container[int]) -> Linear:
+    def without(self, left_out: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
-        remaining_runs = Linear([])
+        remaining_runs = LinearizedRuns([])
         remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
         remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
         return remaining_runs
@@ -165,17 +165,17 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
         yield slope * base / total if total else base / len(NAMES)
 
 
-def minimize(linear: Linear, penalty: Penalty, sweeps: int = 3) -> Factors:
+def minimize(linear_fit: LinearizedRuns, penalty: Penalty, sweeps: int = 3) -> Factors:
     """Returns the factors with the least loss, by fitting a common factor, then each factor in several rounds."""
     low, high = map(math.log, RANGE)
-    common_factor = _golden_section_minimum(lambda value: linear.loss([value] * len(NAMES), penalty), low, high)
+    common_factor = _golden_section_minimum(lambda value: linear_fit.loss([value] * len(NAMES), penalty), low, high)
     logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if penalty.spread < AS_ONE.spread else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
             nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
             logarithms[i] = _golden_section_minimum(
-                lambda value: linear.loss([*factors_before, value, *factors_after], penalty),  # noqa: B023
+                lambda value: linear_fit.loss([*factors_before, value, *factors_after], penalty),  # noqa: B023
                 *nearby_range,
             )
     return Factors(*map(math.exp, logarithms))
@@ -286,23 +286,23 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
     if len(runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
-    linear = Linear(runs)
+    linear_fit = LinearizedRuns(runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in runs]
     before = Errors.from_runs(runs, estimates)
-    trials = [(penalty, _left_out_errors(linear, penalty)) for penalty in PENALTIES]
+    trials = [(penalty, _left_out_errors(linear_fit, penalty)) for penalty in PENALTIES]
     sure_trial = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     errors = [math.log(estimate / run.seconds) for run, estimate in zip(runs, estimates, strict=True)]
-    power, cautious_trial = _power(sure_trial[1], errors), (CAUTIOUS, _left_out_errors(linear, CAUTIOUS))
+    power, cautious_trial = _power(sure_trial[1], errors), (CAUTIOUS, _left_out_errors(linear_fit, CAUTIOUS))
     fits: list[Calibration] = []
     weighted_trials = [(sure_trial, power)] if power else []
     for (penalty, logarithms), exponent in [*weighted_trials, (cautious_trial, 1.0)]:
-        factors = Factors(*(factor**exponent for factor in astuple(minimize(linear, penalty))))
+        factors = Factors(*(factor**exponent for factor in astuple(minimize(linear_fit, penalty))))
         left_out = [
             run.seconds * math.exp(exponent * logarithm + (1 - exponent) * error)
             for run, logarithm, error in zip(runs, logarithms, errors, strict=True)
         ]
         after = Errors.from_runs(runs, [run.pricer(factors) for run in runs])
-        refusal = _refusal(before, after, _mean_ratio(linear.errors(astuple(factors)), errors))
+        refusal = _refusal(before, after, _mean_ratio(linear_fit.errors(astuple(factors)), errors))
         errors_left_out = Errors.from_runs(runs, left_out)
         is_cautious = penalty == CAUTIOUS
         fits.append(Calibration(len(runs), before, after, errors_left_out, factors, refusal, is_cautious))
@@ -329,9 +329,13 @@ def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
     return 0.25 if gain <= WEAK_GAIN and improved_share >= WEAK_SHARE else 0.0
 
 
-def _refusal(before: Errors, after: Errors, gain: float) -> str:
+def _refusal(errors_before: Errors, errors_after: Errors, gain: float) -> str:
     """Returns the reason to reject a fit; empty if accepted. gain: mean error with the fit / mean error without."""
-    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+    if (
+        errors_before.regret is not None
+        and errors_after.regret is not None
+        and errors_after.regret > errors_before.regret
+    ):
         return "it would raise the regret of the chosen layout"
     return "no factors bring the estimates nearer to the measured runs" if gain >= 1 else ""
 
@@ -340,17 +344,17 @@ MOST_ESTIMATES = 3000
 """Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
 
 
-def _left_out_errors(linear: Linear, penalty: Penalty) -> list[float]:
+def _left_out_errors(linear_fit: LinearizedRuns, penalty: Penalty) -> list[float]:
     """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
-    run_count = len(linear.measured)
+    run_count = len(linear_fit.measured)
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
     errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out = range(first_index, run_count, fit_count)
-        errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), penalty)))
+        errors_of_all = linear_fit.errors(astuple(minimize(linear_fit.without(left_out), penalty)))
         for index in left_out:
             errors[index] = errors_of_all[index]
     return errors

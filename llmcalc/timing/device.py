@@ -78,7 +78,7 @@ class Device:
 
     @property
     def is_tested(self) -> bool:
-        """Whether any figure of the accelerator's generation was tested on measured rows."""
+        """Whether measured rows tested any efficiency of the accelerator's generation."""
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:

@@ -305,7 +305,7 @@ class WorkRecorder(Placements):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _times(self) -> Number:
-        """Returns how often the current step runs in one layer of its kind."""
+        """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
     def _rows_on_rank(self, value: Value) -> Number:

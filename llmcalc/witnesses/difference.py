@@ -50,12 +50,12 @@ def explain_difference(difference: int, model_sizes: Sizes) -> str:
         for multiple in range(2, MOST_MULTIPLE + 1)
         if multiple * value == absolute_difference
     ]
-    products = [
+    size_products = [
         f"{first_name} × {second_name}"
         for (first_name, first_size), (second_name, second_size) in combinations_with_replacement(large_sizes, 2)
         if first_size * second_size == absolute_difference
     ]
-    explanations = list(dict.fromkeys(equal_names or multiples or products))
+    explanations = list(dict.fromkeys(equal_names or multiples or size_products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

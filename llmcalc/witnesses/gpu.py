@@ -29,7 +29,7 @@ from ..device_memory.settings import Settings
 from ..device_memory.training import Training
 from ..model import ModelSpec
 from .checks import MEMORY, Check
-from .loop import Passes, TrainingLoop, cache_shapes
+from .loop import InferencePasses, TrainingLoop, cache_shapes
 from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
 from .speed import driver_version
 
@@ -87,12 +87,12 @@ class Cuda:
 
     def read_bytes(self) -> AllocatorStatistics:
         torch.cuda.synchronize()
-        counts = torch.cuda.memory_stats()
+        memory_statistics = torch.cuda.memory_stats()
         return AllocatorStatistics(
-            counts["allocated_bytes.all.current"],
-            counts["requested_bytes.all.peak"],
-            counts["allocated_bytes.all.peak"],
-            counts["reserved_bytes.all.peak"],
+            memory_statistics["allocated_bytes.all.current"],
+            memory_statistics["requested_bytes.all.peak"],
+            memory_statistics["allocated_bytes.all.peak"],
+            memory_statistics["reserved_bytes.all.peak"],
         )
 
     def outside_bytes(self) -> int:
@@ -119,13 +119,13 @@ class MeasuredMemory:
     beside_bytes: int = 0
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def record_peaks(self, phase: str, reading: AllocatorStatistics) -> None:
+    def record_peaks(self, phase: str, statistics: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
-        for name, value in zip(peaks, reading[1:], strict=True):
+        for name, value in zip(peaks, statistics[1:], strict=True):
             peaks[name] = max(peaks[name], value)
             setattr(self, name, max(getattr(self, name), value))
-        self.after_step_bytes = reading.allocated
+        self.after_step_bytes = statistics.allocated
 
     def data(self) -> dict[str, Any]:
         """Returns the JSON document."""
@@ -155,7 +155,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
     shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
-    passes = Passes(spec, training_run, statistics.device)
+    passes = InferencePasses(spec, training_run, statistics.device)
     statistics.empty()
     if training_run.phase == "decode":
         passes.cache_of(shapes)

@@ -228,7 +228,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
-    passes = Passes(spec, inference, "meta")
+    passes = InferencePasses(spec, inference, "meta")
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
     return {
@@ -240,7 +240,7 @@ def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     }
 
 
-class Passes:
+class InferencePasses:
     """Inference passes over a prompt or one decoded token.
 
     store: the cache by module; None for a model without a cache.

@@ -37,7 +37,7 @@ from . import variants
 from .checks import MEMORY, Check, Verdict
 from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, read_events
 from .distributed.job import peaks_by_phase
-from .loop import Passes, TrainingLoop, cache_shapes, without_initial_values
+from .loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
 from .shapes import ShapeCache
 from .storages import StorageTracker, saved_bytes
@@ -510,7 +510,7 @@ def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> Inferenc
     with ShapeCache():
         shapes = cache_shapes(spec, inference) if inference.phase == "decode" else {}
     with ShapeCache(), mode:
-        passes = Passes(spec, inference, device)
+        passes = InferencePasses(spec, inference, device)
         mode.follow((*passes.module.parameters(), *passes.module.buffers()))
         if inference.phase == "decode":
             passes.cache_of(shapes)

@@ -215,8 +215,8 @@ def check_phase(settings: Any, phase: str) -> None:
             meaningful_phases = (
                 "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
             )
-            asked_by = training_option(settings) if phase == "training" else ""
-            reason = f", and {asked_by} is for training only" if asked_by else ""
+            training_word = training_option(settings) if phase == "training" else ""
+            reason = f", and {training_word} is for training only" if training_word else ""
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
             )

@@ -275,27 +275,22 @@ def test_an_error_is_one_line(words: tuple[str, ...], folder: Path, run: Any, mo
     (folder / "broken" / "config.json").write_text(json.dumps(CONFIG | {"model_type": NAME}))
     (folder / "broken" / "budget.toml").write_text(f"[[model]]\ntarget = {quoted(NAME)}\nparams = {quoted(NAME)}\n")
     (folder / f"{NAME}.json").write_text(json.dumps({"zero_optimization": {"stage": NAME}}))
-    code, out, err = run(*words, columns=5000)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
+    err = run(*words, columns=5000).error
     assert err.endswith("\n")
     assert err[:-1].isprintable()
 
 
 def test_remarks_are_dropped_where_a_command_refuses(folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    code, out, err = run("params", CONFIG_FILE, "--with-mtp")
+    code, _, err = run("params", CONFIG_FILE, "--with-mtp")
     assert code == 0
     assert {line.partition(": ")[0] for line in err.splitlines()} == {"note"}
     assert "unrecognised fields" in err
     assert "--with-mtp changes nothing" in err
-    code, out, err = run("params", CONFIG_FILE, "--with-mtp", "--table", "none")
-    assert (code, out) == (2, "")
+    err = run("params", CONFIG_FILE, "--with-mtp", "--table", "none").error
     assert err == "error: --table: there is no table 'none'; expected no --table, since the answer is one table\n"
     for words in (("diff", CONFIG_FILE, "no-such-model"), ("explain", CONFIG_FILE, "no-such-node")):
-        code, out, err = run(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith("error: ")
+        assert run(*words).error
     code, _, err = run("params", "gpt2")
     assert (code, err) == (0, "")
 

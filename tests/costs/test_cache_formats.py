@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -96,23 +95,20 @@ def test_a_latent_is_stored_in_blocks_and_not_by_heads() -> None:
 
 
 def test_memory_and_compare_take_them_too(run: Run) -> None:
-    memory = json.loads(run("memory", "llama3-8b", "--kv-dtype", "q8_0", "--seq", str(TOKENS), "--format", "json").out)
+    memory = run("memory", "llama3-8b", "--kv-dtype", "q8_0", "--seq", str(TOKENS), "--format", "json").document
     assert memory["memory"]["kv_cache"] == LAYERS * TOKENS * KV_HEADS * PER_HEAD["q8_0"]
-    compared = json.loads(run("compare", "llama3-8b", "--dtype", "nvfp4", "--format", "json").out)
+    compared = run("compare", "llama3-8b", "--dtype", "nvfp4", "--format", "json").document
     assert compared["compare"]["kv_bytes_per_token"] == LAYERS * KV_HEADS * PER_HEAD["nvfp4"]
 
 
 @pytest.mark.parametrize("command", [("kv", "--kv-dtype"), ("memory", "--kv-dtype"), ("compare", "--kv-dtype")])
 def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> None:
     name, option = command
-    code, out, err = run(name, "gpt2", option, "q9_0")
-    assert (code, out) == (2, "")
+    err = run(name, "gpt2", option, "q9_0").error
     assert err.startswith(f"error: {option}: unknown cache format 'q9_0': expected a number format (")
     assert all(known in err for known in FORMATS)
     assert "Did you mean q" in err
 
 
 def test_explain_takes_number_formats_alone(run: Run) -> None:
-    code, out, err = run("explain", "gpt2", "--kv-dtype", "q8_0")
-    assert (code, out) == (2, "")
-    assert "--kv-dtype: unknown dtype 'q8_0'" in err
+    assert "--kv-dtype: unknown dtype 'q8_0'" in run("explain", "gpt2", "--kv-dtype", "q8_0").error

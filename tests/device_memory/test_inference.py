@@ -24,6 +24,7 @@ from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Place
 from llmcalc.simulator.replay_result import ReplayResult
+from llmcalc.witnesses.measure import default_dtype
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.simulator.witness import Alive
@@ -51,12 +52,9 @@ def replayed(spec: ModelSpec, inference: Inference) -> Found:
 
 def by_torch(spec: ModelSpec, inference: Inference) -> Found:
     """The reference on meta: weights first, then each pass with token ids of its own."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, inference.dtype))
     mode = Alive()
-    with torch.device("meta"), mode:
+    with default_dtype(getattr(torch, inference.dtype)), torch.device("meta"), mode:
         module: Any = spec.reference()
-    torch.set_default_dtype(before)
     made, store, peaks = mode.now, dict[Any, Any](), dict[str, int]()
     chunk = inference.chunk or inference.seq
     passes = [("prefill", min(chunk, inference.seq - past), past) for past in range(0, inference.seq, chunk)]

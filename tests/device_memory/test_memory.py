@@ -45,9 +45,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 def asked(run: Any, *words: str) -> Any:
-    code, out, err = run("memory", *words, "--format", "json")
-    assert code == 0, err
-    return json.loads(out)
+    return run("memory", *words, "--format", "json").document
 
 
 @pytest.mark.parametrize("target", [SMALL, OLDER])

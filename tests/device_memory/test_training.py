@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from llmcalc.components.layers.block import Block
 from llmcalc.device_memory.training import Training, TrainingRun
 from llmcalc.model import ModelSpec
+from llmcalc.witnesses.measure import default_dtype
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.witness import Alive
 
@@ -46,12 +47,9 @@ def names(spec: ModelSpec, training: Training) -> list[str]:
 
 
 def by_torch(spec: ModelSpec, training: Training) -> Step:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, training.dtype))
     mode = Alive()
-    with torch.device("meta"), mode:
+    with default_dtype(getattr(torch, training.dtype)), torch.device("meta"), mode:
         module: Any = spec.reference()
-    torch.set_default_dtype(before)
     named = dict(module.named_parameters())
     ordered = [named[name] for name in names(spec, training)]  # a loop over tensors still names the one before
     assert len(ordered) == len(named)

@@ -14,7 +14,7 @@ from llmcalc import units
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
-from llmcalc.plots.labels import PLACES, RINGS, place_names, spread_labels, tick_text
+from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, place_names, spread_labels, tick_text
 from llmcalc.plots.params import params
 from llmcalc.plots.pictures import aspect_picture
 from llmcalc.plots.series import curve_style
@@ -180,8 +180,7 @@ def test_models_of_the_proportions_are_named_by_label(run: Any, tmp_path: Path) 
         ("gpt2", "error: --label gpt2: is not among the models drawn"),
         ("deepseek-v33", "error: --label deepseek-v33: is no preset"),
     ):
-        code, out, err = run("plot", "aspect", "--min-params", "100B", "--label", label, "-o", str(file))
-        assert (code, out) == (2, "")
+        err = run("plot", "aspect", "--min-params", "100B", "--label", label, "-o", str(file)).error
         assert err.startswith(message)
 
 
@@ -217,6 +216,24 @@ def test_no_name_touches_a_large_point() -> None:
         for point, radius in zip(points, radii, strict=True):
             (x, y), pixels = ax.transData.transform(point), radius * figure.dpi / 72
             assert max(box.x0 - x, x - box.x1, box.y0 - y, y - box.y1) >= pixels - 1
+
+
+def test_no_line_to_a_point_crosses_a_name() -> None:
+    """A line led through the name of the point beside it, and into its own, in the picture of a roofline."""
+    figure = new_figure(6, 4)
+    ax = figure.subplots()
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    figure.draw_without_rendering()
+    points = [(0.3 + i / 20, 0.5) for i in range(6)]
+    texts = place_names(ax, points, [f"the kernel number {i}" for i in range(6)], (), (*PLACES, *FAR_PLACES))
+    lines = [text for text in ax.texts if text not in texts]
+    assert lines
+    for line in lines:
+        start, pixels = ax.transData.transform(line.xy), figure.dpi / 72
+        for share in range(1, 20):
+            x, y = (corner + share / 20 * shift * pixels for corner, shift in zip(start, line.xyann, strict=True))
+            assert not any(text.get_window_extent().contains(x, y) for text in texts)
 
 
 def test_names_stay_inside_the_frame_at_every_resolution() -> None:
@@ -266,9 +283,7 @@ def test_bad_words_exit_with_2(
     asked: tuple[str, ...], message: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run("plot", *asked)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert message in run("plot", *asked).error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ LAUNCHES = Path(__file__).parent.parent / "data" / "launches"
 
 
 def asked(run: Any, *words: str) -> Any:
-    code, out, err = run("memory", *words, "--format", "json")
-    assert code == 0, err
-    return json.loads(out)
+    return run("memory", *words, "--format", "json").document
 
 
 @pytest.mark.parametrize("framework", ["torch", "megatron"])
@@ -159,10 +156,7 @@ def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     ],
 )
 def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str, ...], message: str) -> None:
-    code, out, err = run("memory", *words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in run("memory", *words).error
 
 
 @pytest.mark.parametrize(

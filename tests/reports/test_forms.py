@@ -37,7 +37,7 @@ def text(run: Any, *words: str) -> str:
     ],
 )
 def test_the_form_of_latent_attention_is_named(words: tuple[str, ...], form: str, run: Any) -> None:
-    document = json.loads(run("flops", "deepseek-v3", *words, "--format", "json").out)
+    document = run("flops", "deepseek-v3", *words, "--format", "json").document
     assert document["flops"]["mla"] == form
     assert document["workload"]["mla"] == (words[-1] if "--mla" in words else "auto")
     shown = text(run, "deepseek-v3", *words)
@@ -49,7 +49,7 @@ def test_the_form_of_latent_attention_is_named(words: tuple[str, ...], form: str
 
 
 def test_nothing_is_said_of_a_model_without_it(run: Any) -> None:
-    assert json.loads(run("flops", "llama3-8b", "--format", "json").out)["flops"]["mla"] is None
+    assert run("flops", "llama3-8b", "--format", "json").document["flops"]["mla"] is None
     assert "MLA" not in text(run, "llama3-8b", *DECODE)
     assert llmcalc.flops("llama3-8b").mla is None
 

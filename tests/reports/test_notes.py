@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,7 @@ def test_a_warning_is_always_there() -> None:
 def test_packages_of_recurrent_kernels_are_named(run: Run, model: str, packages: str) -> None:
     """Not for a token, which runs no kernel of a sequence."""
     for phase in ("training", "prefill", "decode"):
-        notes = json.loads(run("memory", model, "--phase", phase, "--seq", "64", "--format", "json").out)["notes"]
+        notes = run("memory", model, "--phase", phase, "--seq", "64", "--format", "json").document["notes"]
         named = [note for note in notes if "transformers runs loops of torch" in note]
         expected = packages if phase != "decode" else ""
         assert [f"kernels of {expected};" in note for note in named] == ([True] if expected else []), phase
@@ -71,7 +70,7 @@ def test_all_of_them_are_in_json_and_with_the_option(run: Run) -> None:
     for command in ("params", "kv", "memory", "flops", "explain"):
         brief = run(command, "deepseek-v3").out
         whole = " ".join(run(command, "deepseek-v3", "--notes").out.split())
-        notes = json.loads(run(command, "deepseek-v3", "--format", "json").out)["notes"]
+        notes = run(command, "deepseek-v3", "--format", "json").document["notes"]
         assert ("more note" in brief) == (len(notes) > 2)
         assert "--notes" not in whole
         assert all(" ".join(note.split()) in whole for note in notes), command
@@ -92,9 +91,7 @@ class TestTables:
 
     @pytest.mark.parametrize("words", [("kv", "gpt2", "--table", "x"), ("params", "gpt2", "--table", "x")])
     def test_an_unknown_one_is_refused(self, words: tuple[str, ...], run: Run) -> None:
-        code, out, err = run(*words)
-        assert (code, out) == (2, "")
-        assert err.startswith("error: --table: there is no table 'x'; expected ")
+        assert run(*words).error.startswith("error: --table: there is no table 'x'; expected ")
 
     def test_one_report_alone(self) -> None:
         report = Report({}, [table(name="a"), table(name="b")])

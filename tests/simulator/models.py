@@ -16,6 +16,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import DTYPES, INT64, Tensor, empty
 from llmcalc.witnesses import variants
+from llmcalc.witnesses.measure import default_dtype
 from llmcalc.workload.recompute import NONE, Recompute
 from llmcalc.workload.rows import SOURCE, TOKENS
 from llmcalc.workload.run_config import RunConfig
@@ -127,15 +128,10 @@ def by_torch(
     dtype: the type of weights and activations without autocast.
     """
     device = device or device_of(choices)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if autocast else getattr(torch, dtype))
-    try:
-        with torch.device(device):
-            module: Any = spec.reference()
-            variants.use_kernels(module, choices, recompute, adapters, device)
-            ids, source = inputs(spec, batch, seq)
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), torch.device(device):
+        module: Any = spec.reference()
+        variants.use_kernels(module, choices, recompute, adapters, device)
+        ids, source = inputs(spec, batch, seq)
 
     def run() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

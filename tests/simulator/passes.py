@@ -15,6 +15,7 @@ from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import variants
+from llmcalc.witnesses.measure import default_dtype
 from llmcalc.witnesses.shapes import ShapeCache
 from llmcalc.workload.execution import Execution, LatentForm
 from llmcalc.workload.recompute import NONE
@@ -104,9 +105,7 @@ def by_torch(
     choices: Choices = EAGER,
 ) -> list[Pass]:
     """What each pass of the reference holds on meta."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("meta"):
+    with default_dtype(torch.bfloat16), torch.device("meta"):
         module: Any = spec.reference().eval()
         variants.use_kernels(module, choices, NONE, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
@@ -114,7 +113,6 @@ def by_torch(
         if spec.kind == "encoder-decoder":
             assert spec.encoder is not None
             source = ids[SEQ] if spec.encoder.stem is None else torch.empty(spec.encoder.stem.frames(BATCH, SEQ))
-    torch.set_default_dtype(before)
     outside = [*module.parameters(), *module.buffers(), *ids.values(), *([] if source is None else [source])]
     mode, past = Alive(outside, log=True), 0
     lines: list[str] = []

@@ -13,6 +13,7 @@ from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
+from llmcalc.witnesses.measure import default_dtype
 from llmcalc.workload.recompute import NONE
 from tests.simulator.models import inputs, result
 from tests.simulator.witness import saved_tensors
@@ -35,13 +36,9 @@ def seen(
     autocast: bool = False,
 ) -> Seen:
     """What the CPU allocates when the reference runs. adapters, autocast: as of `by_torch` in `models`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
+    with default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
         ids, source = inputs(spec, batch, seq)
-    finally:
-        torch.set_default_dtype(before)
     variants.use_kernels(module, choices, NONE, adapters)
 
     def run_forward() -> torch.Tensor:

@@ -8,11 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llmcalc.frameworks.megatron.kernels.gated_delta import CHUNK, chunked_delta_rule
-from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.autograd import Graph, backward, saved_storages
-from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.tensor import DTYPES, empty
-from tests.simulator.witness import Held, measured
+from tests.simulator.replayed_kernel import held_by_kernel
+from tests.simulator.witness import measured
 
 SIZES = [(2, 130, 3, 16, 24), (1, 64, 2, 32, 32), (3, 7, 1, 8, 4)]
 """(batch, tokens, heads, size of a key, size of a value)"""
@@ -75,18 +72,5 @@ def test_the_rule_holds_what_torch_holds(sizes: tuple[int, ...]) -> None:
         for shape, dtype in zip(shapes, types, strict=True)
     ]
     theirs = measured(lambda: rule(*given), given)
-    meter = Meter()
-    graph = Graph(meter)
-    graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    inputs = [empty(meter, shape, DTYPES[dtype], leaf=True) for shape, dtype in zip(shapes, types, strict=True)]
-    base = meter.now
-    meter.restart()
-    out = chunked_delta_rule(Aten(graph), *inputs)
-    own = {id(x.storage) for x in inputs}
-    saved = sum(s.bytes for s in saved_storages(out) if id(s) not in own)
-    live, forward = meter.now - base, meter.peak - base
-    meter.restart()
-    gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
-    backward(graph, out, gradient)
-    del out, gradient
-    assert Held(saved, live, forward, meter.peak - base, meter.now - base) == theirs
+    inputs = [(shape, dtype, True) for shape, dtype in zip(shapes, types, strict=True)]
+    assert held_by_kernel(chunked_delta_rule, inputs) == theirs

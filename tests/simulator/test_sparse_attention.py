@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from llmcalc.frameworks.megatron.kernels.sparse_attention import absorbed_attention, indexer_loss
-from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.autograd import Graph, backward, saved_storages
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, empty
+from tests.simulator.replayed_kernel import held_by_kernel
 from tests.simulator.witness import Held, measured
 
 NEVER = float("-inf")
@@ -154,21 +153,9 @@ class Loss(torch.autograd.Function):
 
 
 def held(run: Any, shapes: list[tuple[int, ...]], trained: list[bool]) -> Held:
-    meter = Meter()
-    graph = Graph(meter)
-    graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    inputs = [empty(meter, shape, DTYPES["bfloat16"], leaf=one) for shape, one in zip(shapes, trained, strict=True)]
-    base = meter.now
-    meter.restart()
-    out = run(Aten(graph), *inputs)
-    own = {id(x.storage) for x in inputs}
-    saved = sum(s.bytes for s in saved_storages(out) if id(s) not in own)
-    live, forward = meter.now - base, meter.peak - base
-    meter.restart()
-    output_gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
-    backward(graph, out, output_gradient)
-    del out, output_gradient
-    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+    return held_by_kernel(
+        run, [(shape, "bfloat16", is_trained) for shape, is_trained in zip(shapes, trained, strict=True)]
+    )
 
 
 def inputs(shapes: list[tuple[int, ...]], trained: list[bool]) -> list[Tensor]:

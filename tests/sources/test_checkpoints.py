@@ -313,7 +313,7 @@ def test_the_command(run: Any, tmp_path: Path) -> None:
     assert shown.code == 0
     total = sum(p.numel() for p in model.parameters())
     assert f"{total:,}" in shown.out
-    assert json.loads(run("params", file, "--format", "json").out)["params"]["total"] == total
+    assert run("params", file, "--format", "json").document["params"]["total"] == total
     assert "does not describe an architecture" in run("flops", file).err
 
 

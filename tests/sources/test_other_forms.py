@@ -140,8 +140,7 @@ def test_arguments_without_such_a_class_are_refused(config: dict[str, Any], mess
 def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "model_config.yaml"
     path.write_text("n_layer: 2\n")
-    code, out, err = run("params", str(path))
-    assert (code, out) == (2, "")
+    err = run("params", str(path)).error
     assert err.count("error:") == 1
     assert "expected the config.json beside litgpt's model_config.yaml or the hub id in its hf_config" in err
 
@@ -149,4 +148,4 @@ def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None
 def test_a_params_json_is_read_from_a_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "params.json"
     path.write_text(json.dumps(LLAMA3_8B))
-    assert json.loads(run("params", str(path), "--format", "json").out)["params"]["total"] == 8_030_261_248
+    assert run("params", str(path), "--format", "json").document["params"]["total"] == 8_030_261_248

@@ -121,12 +121,17 @@ def test_layers_that_predict_further_tokens_may_end_a_list_of_layers() -> None:
     [
         ("hyperclovax_vlm", "vision_config"),
         ("sarashina2_vision", "vision_config"),
-        ("videollama3_qwen2", "vision_encoder_config"),
     ],
 )
 def test_a_wrapper_whose_class_is_named_as_a_text_model_names_its_encoder(kind: str, section: str) -> None:
     notes = llmcalc.load({**shapes_of(kind)[0], section: {"depth": 2}}).notes
     assert any(note.startswith(f"its encoder is not counted: {section}") for note in notes)
+
+
+def test_videollama_in_its_own_form_has_the_encoder_of_its_index() -> None:
+    name = "videollama3-cogstream"
+    total = llmcalc.params(config_of(name), with_towers=True).total
+    assert total == RECORDS[name]["published_with_encoders"]
 
 
 def test_a_model_may_be_named_none() -> None:

@@ -171,9 +171,7 @@ def test_json(run):
 
 
 def test_a_mistyped_name_exits_with_2(run):
-    code, out, err = run("presets", "mixtrl")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: no preset has 'mixtrl'")
+    assert run("presets", "mixtrl").error.startswith("error: no preset has 'mixtrl'")
 
 
 def test_stale_presets_are_those_that_nobody_checked_lately():

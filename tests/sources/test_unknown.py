@@ -103,12 +103,11 @@ def test_no_real_config_is_refused(case: Path) -> None:
 def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}))
-    code, out, err = run("params", str(path))
-    assert (code, out) == (2, "")
+    err = run("params", str(path)).error
     assert err.count("error:") == 1
     assert "num_hidden_layers?" in err
     for command in (["params"], ["flops"], ["kv"], ["memory"], ["compare"], ["explain"], ["convert"], ["shape"]):
-        code, out, err = run(*command, str(path), "--allow-unknown")
+        code, _, err = run(*command, str(path), "--allow-unknown")
         assert code == 0, err
         assert "unrecognised fields, ignored: num_experts, num_hidden_layer" in err
         assert "num_hidden_layers = 32" in err

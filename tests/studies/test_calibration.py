@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.questions.durations import parse_duration
+from llmcalc.reports.seconds import duration
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration
@@ -89,7 +89,7 @@ def test_a_fit_that_is_not_sure_keeps_every_factor_near_1() -> None:
         MeasuredRun(str(i), seconds(UNCHANGED) * math.exp(error), seconds)
         for i, (seconds, error) in enumerate(zip(PRICERS, noise, strict=True))
     ]
-    fit, whole = calibrate(runs), calibration.minimize(calibration.Linear(runs), calibration.AS_ONE)
+    fit, whole = calibrate(runs), calibration.minimize(calibration.LinearizedRuns(runs), calibration.AS_ONE)
     assert (fit.refused, fit.cautious) == ("", True)
     assert 1 < fit.factors.memory < whole.memory
     assert all(0.98 < factor < 1.02 for factor in astuple(fit.factors))
@@ -169,9 +169,7 @@ def rows(tmp_path: Path) -> Callable[[str], str]:
 
 
 def answer(run: Any, *words: str) -> Any:
-    code, out, err = run(*words, "--format", "json")
-    assert code == 0, err
-    return json.loads(out)
+    return run(*words, "--format", "json").document
 
 
 def test_time_plan_and_serve_answer_as_it_runs_here(run: Any, rows: Any) -> None:
@@ -204,6 +202,8 @@ def test_columns_and_numbers_as_programs_write_them(run: Any, rows: Any) -> None
         f"{','.join(cells[:-1])},,{number!r}\n" for cells, number in zip(lines, seconds, strict=True)
     )
     assert answer(run, *TIME, "--calibrate", rows(written)) == answer(run, *TIME, "--calibrate", rows(ROWS))
+    assert duration(707e-6) == "710 µs"
+    assert parse_duration("", duration(707e-6)) == parse_duration("", "710us") == 710e-6
 
 
 def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:
@@ -245,17 +245,12 @@ FILES: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "message"), FILES.values(), ids=FILES)
 def test_files_that_are_refused(run: Any, rows: Any, text: str, message: str) -> None:
-    code, out, err = run(*TIME, "--calibrate", rows(text))
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in run(*TIME, "--calibrate", rows(text)).error
 
 
 def test_a_plan_is_not_calibrated_on_tokens(run: Any, rows: Any) -> None:
     words = ("plan", "gpt2", "--hardware", "h100", "--devices", "2", "--rows", "1", "--calibrate", rows(ROWS))
-    code, out, err = run(*words)
-    assert (code, out) == (2, "")
-    assert ":2: phase: decode; expected training" in err
+    assert ":2: phase: decode; expected training" in run(*words).error
 
 
 def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:

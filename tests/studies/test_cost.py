@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,7 @@ REQUESTS = ("llama3-8b", "--requests", "1M", "--hardware", "h100", "--input", "2
 
 
 def cost(run: Any, *words: str) -> Any:
-    exit_code, out, err = run("cost", *words, "--format", "json")
-    assert exit_code == 0, err
-    return json.loads(out)
-
-
-def refusal(run: Any, *words: str) -> str:
-    exit_code, out, err = run("cost", *words)
-    assert (exit_code, out) == (2, "")
-    assert err.count("\n") == 1
-    return str(err)
+    return run("cost", *words, "--format", "json").document
 
 
 def check_arithmetic(document: Any, price: float, watts: float) -> None:
@@ -44,7 +34,7 @@ def test_training_costs_its_steps_under_the_fastest_layout(run: Any) -> None:
     assert document["step_tokens"] == tokens
     assert document["steps"] == -(-(10**12) // tokens)
     plan = ("plan", "llama3-8b", "--hardware", "h100", "--devices", "16", "--seq", "8k", "--global-batch", "512")
-    first = json.loads(run(*plan, "--rows", "1", "--format", "json").out)["feasible"][0]
+    first = run(*plan, "--rows", "1", "--format", "json").document["feasible"][0]
     assert document["layout"] == first["layout"]
     assert document["step"] == first["seconds"]
     days = document["steps"] * first["seconds"]["estimate"] / 86400
@@ -75,7 +65,7 @@ def test_requests_cost_the_cheapest_server_that_is_full(run: Any) -> None:
     document = cost(run, *REQUESTS, "--price", "2.5")
     check_arithmetic(document, 2.5, 700)
     words = ("serve", "llama3-8b", "--hardware", "h100", "--input", "2k", "--output", "256", "--price", "2.5")
-    chosen = json.loads(run(*words, "--format", "json").out)["chosen"]
+    chosen = run(*words, "--format", "json").document["chosen"]
     assert document["devices"] == chosen["devices"]
     seconds = 1e6 * 256 / chosen["output_tokens_per_second"]
     assert document["cost"]["days"]["estimate"] == pytest.approx(seconds / 86400)
@@ -119,10 +109,10 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
-    assert message in refusal(run, "llama3-8b", "--hardware", "h100", *words)
+    assert message in run("cost", "llama3-8b", "--hardware", "h100", *words).error
 
 
 def test_layouts_that_cannot_be_counted_are_not_said_to_lack_memory(run: Any) -> None:
-    message = refusal(run, "zamba2-1.2b", "--hardware", "h100", "--tokens", "1B", "--devices", "2")
+    message = run("cost", "zamba2-1.2b", "--hardware", "h100", "--tokens", "1B", "--devices", "2").error
     assert "--devices 2: none of 2 layouts can be counted, most because " in message
     assert message.endswith("; expected --step with a measured step\n")

@@ -99,14 +99,12 @@ def test_files_are_compared_with_a_commit(repository: Path, run: Any) -> None:
     new = repository / "new" / "config.json"
     new.parent.mkdir()
     new.write_text((repository / "small" / "config.json").read_text())
-    code, out, err = run("diff", "--git", "HEAD", "small/config.json", "new/config.json", "--format", "json")
-    assert code == 0, err
-    changed, added = json.loads(out)
+    changed, added = run("diff", "--git", "HEAD", "small/config.json", "new/config.json", "--format", "json").document
     assert changed["spec"] == [{"field": "decoder.num_hidden_layers", "before": 28, "after": 27}]
     assert added["before"] is None
     assert added["quantities"][0]["after"] == changed["quantities"][0]["after"]
     (repository / "small" / "config.json").unlink()
-    removed = json.loads(run("diff", "--git", "HEAD", "small/config.json", "--format", "json").out)
+    removed = run("diff", "--git", "HEAD", "small/config.json", "--format", "json").document
     assert removed["after"] is None
     assert removed["quantities"][0]["before"] == changed["quantities"][0]["before"]
 
@@ -154,7 +152,7 @@ def test_files_that_describe_no_model_are_skipped_and_listed(repository: Path, r
     subprocess.run(["git", "add", "."], check=True)
     subprocess.run(commit, check=True)
     (repository / "web" / "config.json").unlink()
-    assert json.loads(run(*words, "json", "web/config.json", "large/config.json").out) == []
+    assert run(*words, "json", "web/config.json", "large/config.json").document == []
     config = repository / "small" / "config.json"
     for damaged in ("{", "{}", config.read_text().replace('"qwen3"', '"nope"')):
         config.write_text(damaged)
@@ -187,9 +185,7 @@ def test_a_sequence_that_a_model_could_not_run_is_told(run: Any) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_the_fix(words: tuple[str, ...], message: str, repository: Path, run: Any) -> None:
-    code, out, err = run("diff", *words)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert message in run("diff", *words).error
 
 
 def test_outside_of_a_repository(tmp_path: Path, run: Any) -> None:

@@ -27,13 +27,6 @@ def answer(run: Any, *words: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-def refusal(run: Any, *words: str) -> str:
-    exit_code, out, err = run(*words)
-    assert (exit_code, out) == (2, "")
-    assert err.count("\n") == 1
-    return str(err)
-
-
 TIMES: dict[str, tuple[str, ...]] = {
     "adapters": ("llama3-8b", "--lora-rank", "16", "--seq", "2k"),
     "adapters under Megatron": ("llama3-8b", "--lora-rank", "16", "--tp", "2", "--framework", "megatron"),
@@ -212,29 +205,29 @@ def test_the_place_of_a_layout(run: Any) -> None:
 def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
     words = ("plan", SMALL, "--hardware", "24GiB", "--devices", "2", "--seq", "128", "--rows", "1")
     assert answer(run, *words)["by"] == "memory"
-    assert "no memory bandwidth is known" in refusal(run, *words, "--by", "time")
+    assert "no memory bandwidth is known" in run(*words, "--by", "time").error
 
 
 def test_adapters_of_divided_experts_are_refused_as_in_memory(run: Any) -> None:
     layout = ("--framework", "megatron", "--tp", "2", "--ep", "2", "--etp", "2", "--dp", "4", "--zero", "1")
     adapters = ("--lora-rank", "8", "--lora-library", "mcore-bridge", "--lora-targets", "all-linear")
     words = ("qwen3-30b-a3b", "--phase", "training", "--seq", "512", *layout, *adapters)
-    message = refusal(run, "memory", *words)
+    message = run("memory", *words).error
     assert "--etp 2: not modelled with adapters of experts; expected --etp 1" in message
-    assert refusal(run, "time", *words, *H100) == message
+    assert run("time", *words, *H100).error == message
 
 
 def test_adapters_of_peft_under_megatron_are_timed_although_their_memory_is_not_modelled(run: Any) -> None:
     words = (SMALL, "--phase", "training", "--framework", "megatron", "--tp", "2", "--seq", "512")
     adapters = ("--lora-rank", "8", "--lora-targets", "q_proj,v_proj")
     message = "--lora-rank: adapters of peft are not divided over ranks of Megatron-Core"
-    assert message in refusal(run, "memory", *words, *adapters)
+    assert message in run("memory", *words, *adapters).error
     whole = answer(run, "time", *words, *H100)
     low_rank = answer(run, "time", *words, *adapters, *H100)
     other_framework = answer(run, "time", *words, *adapters, *H100, "--stack", "deepspeed")
     assert low_rank["parts"]["update"] < whole["parts"]["update"] / 10
     assert low_rank["class"]["stack"] != other_framework["class"]["stack"]
-    assert "--optimizer muon: not modelled" in refusal(run, "time", *words, *adapters, *H100, "--optimizer", "muon")
+    assert "--optimizer muon: not modelled" in run("time", *words, *adapters, *H100, "--optimizer", "muon").error
 
 
 def candidate(seconds: float | None, needed: int = 50, sent: int = 0) -> Candidate:
@@ -302,7 +295,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_has_no_time_is_refused(command: str, run: Any) -> None:
-    assert REFUSED[command] in refusal(run, *command.split())
+    assert REFUSED[command] in run(*command.split()).error
 
 
 def test_narrow_products_are_faster_and_keep_more(run: Any) -> None:

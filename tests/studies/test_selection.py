@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -75,9 +74,7 @@ def test_a_list_is_sorted_by_what_is_asked(run: Run) -> None:
     ],
 )
 def test_wrong_filters(options: list[str], words: str, run: Run) -> None:
-    code, out, err = run("presets", *options)
-    assert (code, out) == (2, "")
-    assert words in err
+    assert words in run("presets", *options).error
 
 
 class TestCompareAll:
@@ -96,16 +93,14 @@ class TestCompareAll:
         assert max(map(len, out.splitlines())) <= 120
 
     def test_its_numbers_are_those_of_a_few_side_by_side(self, run: Run) -> None:
-        found = json.loads(run("compare", "--all", "--attention", "mla", "--format", "json").out)
-        one = json.loads(run("compare", "deepseek-v3", "--format", "json").out)
+        found = run("compare", "--all", "--attention", "mla", "--format", "json").document
+        one = run("compare", "deepseek-v3", "--format", "json").document
         whole = {document["model"]["name"]: document["compare"] for document in found}
         assert whole["deepseek-v3"]["parameters"] == one["compare"]["parameters"]
 
     @pytest.mark.parametrize("words", [("compare",), ("compare", "gpt2", "--all"), ("compare", "gpt2", "--moe")])
     def test_wrong_usage(self, words: tuple[str, ...], run: Run) -> None:
-        code, out, err = run(*words)
-        assert (code, out) == (2, "")
-        assert err.startswith("error: ")
+        assert run(*words).error
 
 
 def test_nothing_asked_takes_everything() -> None:

@@ -37,14 +37,6 @@ def serve(run: Any, *words: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-def refusal(run: Any, *words: str) -> str:
-    code, out, err = run("serve", *words)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    return str(err)
-
-
 def test_percentiles_of_a_trace(run: Any, trace: Any) -> None:
     words = (*MODEL, "--trace", trace(requests(5.0)), "--price", "3", "--tp", "1")
     document = serve(run, *words)
@@ -111,15 +103,16 @@ FILES: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "message"), FILES.values(), ids=FILES)
 def test_files_that_are_refused(run: Any, trace: Any, text: str, message: str) -> None:
-    assert message in refusal(run, *MODEL, "--trace", trace(text))
+    assert message in run("serve", *MODEL, "--trace", trace(text)).error
 
 
 def test_a_trace_says_the_requests(run: Any, trace: Any) -> None:
     file = trace(requests(5.0, 3))
     for option in ("--input", "--output", "--concurrency", "--rate"):
-        assert f"{option}: --trace says the requests already" in refusal(run, *MODEL, "--trace", file, option, "8")
-    assert "missing option --input" in refusal(run, *MODEL, "--output", "8")
-    assert "missing option --output" in refusal(run, *MODEL, "--input", "8")
+        error = run("serve", *MODEL, "--trace", file, option, "8").error
+        assert f"{option}: --trace says the requests already" in error
+    assert "missing option --input" in run("serve", *MODEL, "--output", "8").error
+    assert "missing option --output" in run("serve", *MODEL, "--input", "8").error
     longer = trace("arrival,input,output\n0,9000000,1\n0,1,1\n")
     document = serve(run, *MODEL, "--tp", "1", "--trace", longer, code=1)
     assert document["why_not"] == {"weights and the cache of one request do not fit": 1}
@@ -177,7 +170,7 @@ def test_modules_of_multi_token_prediction_draft() -> None:
     ],
 )
 def test_drafts_that_are_refused(run: Any, words: tuple[str, ...], message: str) -> None:
-    assert message in refusal(run, *LOAD, *words)
+    assert message in run("serve", *LOAD, *words).error
 
 
 def test_a_draft_model_runs_in_one_stage(run: Any) -> None:

@@ -22,13 +22,6 @@ def serve(run: Any, *words: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-def refusal(run: Any, *words: str) -> str:
-    exit_code, out, err = run("serve", *words)
-    assert (exit_code, out) == (2, "")
-    assert err.count("\n") == 1
-    return str(err)
-
-
 def point(document: Any, index: int, concurrency: int) -> Any:
     points = {entry["concurrency"]: entry for entry in document["servers"][index]["curve"]}
     return points[concurrency]
@@ -41,7 +34,7 @@ def test_one_request_is_the_answer_of_time(run: Any, layout: tuple[str, ...]) ->
     words = ("time", *model, *accelerator, *layout)
 
     def seconds(*more: str) -> Any:
-        return json.loads(run(*words, *more, "--format", "json").out)["seconds"]
+        return run(*words, *more, "--format", "json").document["seconds"]
 
     assert served["tpot"] == seconds("--phase", "decode", "--seq", str(4096 + 256))
     assert served["ttft"] == seconds("--phase", "prefill", "--seq", "4096", "--server")
@@ -51,7 +44,7 @@ def test_one_request_is_the_answer_of_time(run: Any, layout: tuple[str, ...]) ->
 
 @pytest.fixture(scope="module")
 def everything() -> Any:
-    return json.loads(command("serve", *MODEL, "--price", "2.5", "--format", "json").stdout)
+    return command("serve", *MODEL, "--price", "2.5", "--format", "json").document
 
 
 def test_cost_is_price_times_time(everything: Any) -> None:
@@ -196,12 +189,13 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
-    assert message in refusal(run, *MODEL, *words)
+    assert message in run("serve", *MODEL, *words).error
 
 
 def test_accelerators_that_no_engine_runs_on(run: Any) -> None:
-    assert "vLLM does not run on it" in refusal(run, "gpt2", "--hardware", "m4-max", "--input", "8", "--output", "8")
-    assert "no memory bandwidth" in refusal(run, "gpt2", "--hardware", "24GiB", "--input", "8", "--output", "8")
+    words = ("serve", "gpt2", "--input", "8", "--output", "8", "--hardware")
+    assert "vLLM does not run on it" in run(*words, "m4-max").error
+    assert "no memory bandwidth" in run(*words, "24GiB").error
 
 
 def test_prompts_on_replicas_of_their_own(run: Any) -> None:
@@ -231,7 +225,7 @@ def test_prompts_on_replicas_of_their_own(run: Any) -> None:
     ],
 )
 def test_refused_ways_to_divide_replicas(run: Any, words: tuple[str, ...], message: str) -> None:
-    assert message in refusal(run, *MODEL, *words)
+    assert message in run("serve", *MODEL, *words).error
 
 
 def test_an_encoder_serves_no_tokens() -> None:
@@ -274,7 +268,7 @@ def test_layers_that_share_parameters_are_served_without_a_pipeline(run: Any) ->
 def test_a_time_per_token_of_many_seconds_needs_its_unit(run: Any) -> None:
     """`--tpot 30` meant 30 seconds."""
     load = (*MODEL, "--concurrency", "8", "--tp", "1")
-    assert "--tpot 30: has no unit; expected 30ms, or 30s for seconds" in refusal(run, *load, "--tpot", "30")
+    assert "--tpot 30: has no unit; expected 30ms, or 30s for seconds" in run("serve", *load, "--tpot", "30").error
     limits = {text: serve(run, *load, "--tpot", text)["limits"]["tpot"] for text in ("30ms", "0.03", "30s", "4")}
     assert limits == {"30ms": 0.03, "0.03": 0.03, "30s": 30.0, "4": 4.0}
     assert serve(run, *load, "--ttft", "30")["limits"]["ttft"] == 30.0

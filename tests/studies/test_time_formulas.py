@@ -48,9 +48,7 @@ def test_kernels_add_up_to_the_time(run: Any, phase: str, name: str) -> None:
 def test_a_product_by_hand(run: Any) -> None:
     """gate_proj of Llama 3 8B, one token: 2 · 4096 · 14336 FLOPs; its weights in 16 bits, one row in and one out."""
     words = ("explain", "llama3-8b", "mlp.gate_proj", "-q", "time", "--hardware", "h100", "--format", "json")
-    code, out, err = run(*words)
-    assert code == 0, err
-    (formula,) = json.loads(out)["formulas"]
+    (formula,) = run(*words).document["formulas"]
     flops, bytes = 2 * 4096 * 14336, 2 * (4096 * 14336 + 4096 + 14336)
     assert formula["value"] == pytest.approx(max(flops / (989.5e12 * 0.764), bytes / (3.35e12 * 0.845)) + 2.5e-6)
     assert formula["symbolic"] == "max(F / (P · e), B / (W · w)) + l · t"
@@ -87,7 +85,4 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "message"), REFUSED.items())
 def test_refused(run: Any, words: str, message: str) -> None:
-    code, out, err = run("explain", "llama3-8b", *words.split())
-    assert (code, out) == (2, "")
-    assert err.startswith("error:")
-    assert message in err
+    assert message in run("explain", "llama3-8b", *words.split()).error

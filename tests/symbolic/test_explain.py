@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import subprocess
 import sys
@@ -386,7 +385,7 @@ def test_a_terminal_of_80_columns_holds_every_formula_whole(name: str) -> None:
 
 
 def test_the_command_in_every_format(tmp_path: Path) -> None:
-    document = json.loads(command("explain", "llama3-8b", "self_attn", "--format", "json").stdout)
+    document = command("explain", "llama3-8b", "self_attn", "--format", "json").document
     assert set(document) >= {"schema_version", "model", "formulas", "symbols"}
     assert set(document["formulas"][0]) >= {
         "node",
@@ -401,16 +400,16 @@ def test_the_command_in_every_format(tmp_path: Path) -> None:
     assert document["symbols"]["k"] == {"field": "num_key_value_heads", "value": 8}
     assert document["symbols"]["S"]["value"] == document["setting"]["keys"] == 2048
     rows = list(
-        csv.DictReader(io.StringIO(command("explain", "llama3-8b", "mlp", "-q", "params", "--format", "csv").stdout))
+        csv.DictReader(io.StringIO(command("explain", "llama3-8b", "mlp", "-q", "params", "--format", "csv").out))
     )
     assert [(r["symbolic"], r["value"]) for r in rows] == [("3*h*f", "176160768")]
-    assert "| layers.mlp | params | 3·h·f |" in command("explain", "llama3-8b", "mlp", "--format", "markdown").stdout
+    assert "| layers.mlp | params | 3·h·f |" in command("explain", "llama3-8b", "mlp", "--format", "markdown").out
     written = tmp_path / "formula.tex"
-    assert command("explain", "llama3-8b", "mlp", "-q", "params", "--latex", "-o", str(written)).returncode == 0
+    assert command("explain", "llama3-8b", "mlp", "-q", "params", "--latex", "-o", str(written)).code == 0
     assert r"\text{parameters} &= 3\,h\,f \\" in written.read_text()
     assert r" &= 3\cdot 4096\cdot 14336 \\" in written.read_text()
     wrong = command("explain", "llama3-8b", "no_such_part")
-    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    assert (wrong.code, wrong.out, wrong.err.count("\n")) == (2, "", 1)
 
 
 def test_sympy_waits_until_a_formula_is_asked_for() -> None:

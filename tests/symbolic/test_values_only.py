@@ -32,7 +32,7 @@ def test_values_are_those_of_the_formulas(words: tuple[str, ...], run: Any) -> N
     answer = without_sympy(*words, "--format", "json")
     assert answer.returncode == 0, answer.stderr
     values = json.loads(answer.stdout)
-    formulas = json.loads(run("explain", *words, "--format", "json").out)
+    formulas = run("explain", *words, "--format", "json").document
     assert len(values["formulas"]) > 1
     for value, formula in zip(values["formulas"], formulas["formulas"], strict=True):
         assert formula["symbolic"]

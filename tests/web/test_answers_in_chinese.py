@@ -176,12 +176,14 @@ def test_what_somebody_types_wrongly_is_in_chinese() -> None:
 
 def test_a_sentence_that_has_no_form_stays() -> None:
     sentences = ["a sentence that nobody writes", "a: b", "", "x; expected y", "not counted: failures, zebras"]
+    sentences.append("energy: 9 W of each accelerator (its TDP, or --power), without hosts, network, cooling")
     assert list(in_chinese(sentences).values()) == [
         "a sentence that nobody writes",
         "a: b",
         "",
         "x；应为 y",
         "未计入：故障，zebras",
+        "电量：每张加速卡 9 W（TDP 或 --power），不含主机、网络、散热",
     ]
 
 

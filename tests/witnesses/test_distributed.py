@@ -94,8 +94,7 @@ def test_processes_that_torchrun_has_started_are_the_ranks(monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     sets = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
     result = run("verify", "smollm2-135m", "--distributed", "--seq", "7", "--format", "json", *sets)
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
+    document = result.document
     assert (document["ok"], document["layout"]["world"], len(document["checks"])) == (True, 1, 7 + 2)
     several = run("verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", *sets)
     assert (several.code, "--devices 1: tp" in several.err) == (2, True), several.err

@@ -19,8 +19,7 @@ CASES = Path(__file__).parents[1] / "data/cases"
 @pytest.mark.parametrize("name", ["jamba-1.5-mini", "llama-3.1-8b"])
 def test_it_counts_what_the_class_holds(run: Any, name: str) -> None:
     result = run("params", str(CASES / name), "--measure", "--format", "json")
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
+    document = result.document
     truth = json.loads((CASES / name / "truth.json").read_text())
     assert document["params"]["total"] == truth["n_params_total"]
     assert document["measured"] is True
@@ -75,17 +74,15 @@ def test_a_class_that_needs_values_to_run_is_measured_without_any(run: Any, tmp_
 )
 def test_what_cannot_be_measured_says_so(run: Any, tmp_path: Path, config: dict[str, Any], message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    result = run("params", str(tmp_path), "--measure")
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
+    assert message in run("params", str(tmp_path), "--measure").error
 
 
 @pytest.mark.parametrize("left_out", ["architectures", "model_type"])
 def test_either_of_the_two_fields_names_the_class(run: Any, tmp_path: Path, left_out: str) -> None:
     config = {key: value for key, value in shapes_of("llama")[0].items() if key != left_out}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    measured = json.loads(run("params", str(tmp_path), "--measure", "--format", "json").out)
-    counted = json.loads(run("params", str(tmp_path), "--format", "json").out)
+    measured = run("params", str(tmp_path), "--measure", "--format", "json").document
+    counted = run("params", str(tmp_path), "--format", "json").document
     assert measured["params"]["total"] == counted["params"]["total"]
 
 
@@ -163,12 +160,10 @@ class TestWhichClass:
         path = tmp_path / "config.json"
         own = {"auto_map": {"AutoConfig": "configuration_x.XConfig"}, "architectures": ["XForCausalLM"]}
         path.write_text(json.dumps({**self.SMALL, **own, "model_type": "nobodys_type"}))
-        code, out, err = run("params", str(path))
-        assert (code, out) == (2, "")
+        err = run("params", str(path)).error
         assert "--measure" not in err
         assert "code of its own repository (auto_map), which llmcalc never runs" in err
-        code, out, err = run("params", str(path), "--measure")
-        assert (code, out) == (2, "")
+        err = run("params", str(path), "--measure").error
         assert err == (
             f"error: {path}: model_type: the installed transformers has no 'nobodys_type'; its classes are code of its "
             "own repository (auto_map), which llmcalc never runs\n"

@@ -79,7 +79,7 @@ def test_the_document_has_the_coverage(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(shapes_of("minimax")[0]))
     asked = ("verify", str(file), "--against", "transformers")
-    coverage = json.loads(run(*asked, "--format", "json").out)["coverage"]
+    coverage = run(*asked, "--format", "json").document["coverage"]
     assert coverage["alone"] > 20
     assert coverage["summed"] == 0
     assert "embed_norm" in coverage["missing"]

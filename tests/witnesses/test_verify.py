@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -268,8 +267,7 @@ def test_backward_products_belong_to_the_module_whose_forward_they_undo() -> Non
 
 def test_json_and_junit(run: Any, tmp_path: Any) -> None:
     result = run("verify", "gpt2", "t5-base", "--format", "json", "--junit", str(tmp_path / "j.xml"))
-    assert result.code == 0
-    documents = json.loads(result.out)
+    documents = result.document
     assert [d["model"]["name"] for d in documents] == ["gpt2", "t5-base"]
     assert all(d["ok"] and d["schema_version"] == 2 for d in documents)
     assert set(documents[0]["checks"][0]) == {"node", "quantity", "closed_form", "measured", "witness", "ok"}
@@ -296,7 +294,7 @@ def test_published_differences_are_stated(run: Any) -> None:
     assert re.search(r"bert-base +± ", result.out)
     assert "differs, explained: −592,130" in result.out
     assert "=" in run("verify", "gpt2", "--against", "published").out.splitlines()[2]
-    check = json.loads(run("verify", "bert-base", "--against", "published", "--format", "json").out)["checks"][0]
+    check = run("verify", "bert-base", "--against", "published", "--format", "json").document["checks"][0]
     assert (check["closed_form"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
 
 
@@ -336,6 +334,4 @@ def test_what_cannot_be_verified_says_so(run: Any, args: list[str], message: str
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_cuda_says_so(run: Any) -> None:
-    result = run("verify", "gpt2", "--device", "cuda")
-    assert (result.code, result.out) == (2, "")
-    assert "torch sees no CUDA device" in result.err
+    assert "torch sees no CUDA device" in run("verify", "gpt2", "--device", "cuda").error

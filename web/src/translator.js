@@ -33,6 +33,7 @@ export function translator(table) {
       const parts = text.split(separator);
       if (parts.length > 1) {
         const meanings = parts.map(said);
+        if (parts.every((part) => Object.hasOwn(table, part))) return meanings.join(mark === ", " ? "、" : JOINS[mark]); // an enumeration
         if (meanings.some((meaning, i) => meaning !== parts[i])) return meanings.join(JOINS[mark]);
       }
     }

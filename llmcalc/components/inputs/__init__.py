@@ -23,6 +23,7 @@ IMAGE_RULES = PartChoice(
         "pinpoints": "inputs.pinpoints:Pinpoints",
         "tiles": "inputs.tiles:Tiles",
         "native_tiles": "inputs.native_tiles:NativeTiles",
+        "dynamic_hd": "inputs.dynamic_hd:DynamicHd",
         "canvas": "inputs.canvas:Canvas",
         "split": "inputs.split:Split",
         "padded": "inputs.padded:Padded",
@@ -30,7 +31,7 @@ IMAGE_RULES = PartChoice(
         "budget": "inputs.budget:Budget",
     },
 )
-AUDIO_RULES = PartChoice("clips", {"clips": "inputs.clips:Clips"})
+AUDIO_RULES = PartChoice("clips", {"clips": "inputs.clips:Clips", "recording": "inputs.recording:Recording"})
 
 if TYPE_CHECKING:
     ImageInput: TypeAlias = ImageRule

@@ -22,6 +22,8 @@ class Encoded:
     tokens: the tokens of the text model's sequence.
     real_patches: the patches of all parts that projectors read; None (default) for all, fewer where some are padding,
         more where they are padded after the encoder.
+    repeats_frames: whether projectors that merge frames read the image as each of them, false by default.
+    line_marks: the marks of line ends that a projector reads beside the patches, 0 by default.
     """
 
     parts: int
@@ -29,6 +31,8 @@ class Encoded:
     columns: int
     tokens: int
     real_patches: int | None = None
+    repeats_frames: bool = False
+    line_marks: int = 0
 
 
 class ImageRule(Part):

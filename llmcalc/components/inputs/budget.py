@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Width
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -22,13 +22,16 @@ class Budget(ImageRule):
     merge: the side of the square of patches that are averaged to one embedding.
     marks: the further tokens that the processor writes around an image, 0 by default.
 
-    The encoder reads the whole budget of patches: those beyond the image are padding, which projectors do not read.
+    projects_padding: whether projectors read padding too (the unified Gemma 4), false by default.
+
+    The encoder reads the whole budget of patches, in which padding follows those of the image.
     """
 
     type: Literal["budget"] = "budget"
     max_tokens: Width
     merge: Width
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    projects_padding: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         patches, factor = self.max_tokens * self.merge**2, self.merge * patch_size
@@ -45,4 +48,5 @@ class Budget(ImageRule):
             rows, columns = min(height // width, self.max_tokens), 1
         if rows * columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
-        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches=rows * columns * self.merge**2)
+        real_patches = None if self.projects_padding else rows * columns * self.merge**2
+        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches)

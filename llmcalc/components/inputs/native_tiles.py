@@ -48,7 +48,7 @@ class NativeTiles(Tiles):
             enlarge = sqrt(fewest_pixels / (height * width))
             sides = [ceil(pixel_length * enlarge / factor) * factor for pixel_length in (height, width)]
         patches, patches_of_tile = prod(sides) // patch_size**2, (self.size // patch_size) ** 2
-        tiles = self._tile_count(height, width) if is_large else 0
+        tiles = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tiles + 1) * self.tile_marks if tiles else 0
         return Encoded(

@@ -26,6 +26,8 @@ class SmartResize(ImageRule):
     frames: the frames as which an image counts against the limits, 1 by default (2 in GLM-V).
     enlarge: whether an image with a side below the factor is enlarged first, false by default (true in GLM-V).
     marks: the further tokens that the processor writes around an image, 0 by default.
+    line_marks: whether a mark, which a projector reads too, ends each line of tokens (HunyuanOCR), false by default.
+    repeats_frames: whether projectors that merge frames read the image as each of them (ERNIE), false by default.
     """
 
     type: Literal["smart_resize"] = "smart_resize"
@@ -35,6 +37,8 @@ class SmartResize(ImageRule):
     frames: Width = 1
     enlarge: Flag = False
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    line_marks: Flag = False
+    repeats_frames: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -58,4 +62,6 @@ class SmartResize(ImageRule):
             upscale_factor = sqrt(self.min_pixels / area)
             sides = [ceil(pixel_length * upscale_factor / factor) * factor for pixel_length in (height, width)]
         rows, columns = (pixel_length // patch_size for pixel_length in sides)
-        return Encoded(1, rows, columns, rows * columns // self.merge**2 + self.marks)
+        line_marks = rows // self.merge if self.line_marks else 0
+        tokens = rows * columns // self.merge**2 + line_marks + self.marks
+        return Encoded(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)

@@ -44,8 +44,8 @@ class Tiles(ImageRule):
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
         return self
 
-    def _tile_count(self, height: int, width: int) -> int:
-        """Returns the number of tiles of the grid of nearest aspect ratio; in a tie the larger, if half filled."""
+    def tile_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger, if half filled."""
         shapes = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)
@@ -54,7 +54,7 @@ class Tiles(ImageRule):
         ]
         if self.least_scaling:
             scales = [
-                (self.size * min(across / width, down / height), across * down)
+                (self.size * min(across / width, down / height), (across, down))
                 for across, down in sorted(shapes, key=prod)
             ]
             enlarging = [scale for scale in scales if scale[0] >= 1]
@@ -66,10 +66,10 @@ class Tiles(ImageRule):
             fills = 2 * width * height > self.size**2 * tiles_across * tiles_down
             if difference < least_difference or (difference == least_difference and fills):
                 best_grid, least_difference = (tiles_across, tiles_down), difference
-        return best_grid[0] * best_grid[1]
+        return best_grid
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        tiles = self._tile_count(height, width)
+        tiles = prod(self.tile_grid(height, width))
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
         return Encoded(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks

@@ -269,7 +269,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → new entries before RoPE, all after RoPE."""
+        """Compresses tokens into cache entries.
+
+        x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
+        """
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()

@@ -2,24 +2,25 @@
 
 Gulati 2020 (arXiv:2005.08100).
 
-Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows, and scores against projected
-sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases everywhere and a
-gated network. transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
+Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows in chunks, and scores against
+projected sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases
+everywhere and a gated network, and cuts long audio into segments. transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import exact_div
+from ... import ops
+from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import QueryKeyPairs
+from ...workload.derived_rows import PaddedBeyond, Strided, Table
 from ...workload.rows import ONCE
 from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
 from ..conformer_convolution import ConformerConvolution
@@ -39,35 +40,51 @@ class ConformerAttention(Part):
 
     num_attention_heads: the number of heads.
     bias: whether the four projections have a bias, false by default.
-    relative_keys: whether the sinusoid of each distance is projected to a key and each query dimension has a learned
-        scale; false by default.
+    chunk_size: the number of queries that are computed at once with the keys of their windows; none without a window.
     context_left: the number of positions up to the query's own, included; by default there is no window.
     context_right: the number of positions after it, 0 by default.
+    relative_keys: whether the sinusoid of each distance in the window is projected to a key and each query dimension
+        has a learned scale; false by default.
     """
 
     num_attention_heads: Heads
     bias: Flag = False
-    relative_keys: Flag = False
+    chunk_size: Positions | None = None
     context_left: Positions | None = None
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
+    relative_keys: Flag = False
 
-    def flow(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
-        """Records the attention. bias: a value per head and distance that is added to the scores."""
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if (self.chunk_size is None) != (self.context_left is None):
+            missing_field = "chunk_size" if self.chunk_size is None else "context_left"
+            raise ValueError(f"{missing_field}: missing; a window has both chunk_size and context_left")
+        if self.context_left is None and (self.relative_keys or self.context_right):
+            raise ValueError("context_left: missing; relative_keys and context_right require a window")
+        return self
+
+    def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
+        """Records the attention.
+
+        bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
+        """
         dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
-        score_terms = () if bias is None else (bias,)
+        chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
+        if self.context_left is not None:
+            context = self.context_left - 1 + self.context_right
+            chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
-            distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
-            score_terms = (recorder.linear("r_proj", distances, *head_axes), *score_terms)
-        window = {"context_left": self.context_left, "context_right": self.context_right}
-        y = recorder.step("attention", "", (q, k, v, *score_terms), Value(q.rows, q.axes), causal=False, **window)
+            distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
+            bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
+        y = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
         return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
 
 class Conformer(TowerPart):
-    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → output_size.
+    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → every reduction-th frame → output_size.
 
     hidden_size: the width.
     subsampling: the convolutions that reduce the number of frames.
@@ -77,6 +94,9 @@ class Conformer(TowerPart):
     norm_placement: `pre` by default; `sandwich` adds a norm after attention and after the feed-forward networks.
     relative_buckets: the number of rows of a table of distances, with a value per head, that every layer adds to its
         scores; none by default.
+    segment: the most frames that the layers read at once: more are cut into segments, the last of which is padded; by
+        default there is no limit.
+    reduction: the number of frames of which one is left after the layers, 1 by default.
     output_size: the output width of a final projection; none by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
     audio: how the processor cuts audio into frames; none by default, where that is not known.
@@ -94,6 +114,8 @@ class Conformer(TowerPart):
     norm: Norm
     norm_placement: Literal["pre", "sandwich"] = "pre"
     relative_buckets: Positions | None = None
+    segment: Positions | None = None
+    reduction: Width = 1
     output_size: Width | None = None
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     audio: AudioInput | None = None
@@ -105,6 +127,10 @@ class Conformer(TowerPart):
             raise ValueError(
                 f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor"
             )
+        if self.segment is not None and self.attention.context_left is not None:
+            raise ValueError("segment: requires attention to all positions; expected no context_left")
+        if self.relative_buckets is not None and self.attention.relative_keys:
+            raise ValueError("relative_buckets: another form of relative_keys; expected one of them")
         if self.attention.relative_keys and self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size: {self.hidden_size} has no two halves for sines and cosines; expected an even number"
@@ -120,11 +146,16 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
-        n, heads, bias = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None
+        n, heads, bias, frames = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None, x.rows
+        if self.segment is not None:
+            x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         indices = range(n) if isinstance(n, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), n, indices, kind="layer")
+        if self.segment is not None:
+            x = x.view(*x.axes, rows=frames)
+        x = x.view(*x.axes, rows=Strided(of=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
         if self.output_size is not None:
@@ -136,7 +167,7 @@ class Conformer(TowerPart):
         x = self._half_network(recorder, "mlp_1", x)
         y = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self.attention.flow(recorder, y, bias)
+            y = self.attention.flow(recorder, y, bias, self.segment)
         x = recorder.add(x, self._normalize_output(recorder, "self_attn", y))
         y = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
@@ -178,7 +209,7 @@ class Conformer(TowerPart):
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
         windowed_attention = ConformerAttention(
-            num_attention_heads=2, relative_keys=True, context_left=4, context_right=1
+            num_attention_heads=2, relative_keys=True, chunk_size=3, context_left=4, context_right=1
         )
         unlimited_attention = ConformerAttention(num_attention_heads=3, bias=True)
         light_convolution = ConformerConvolution(kernel_size=3, norm=rms)
@@ -207,6 +238,8 @@ class Conformer(TowerPart):
                 feed_forward=gated,
                 norm=layernorm,
                 relative_buckets=8,
+                segment=5,
+                reduction=2,
             ),
         ]
 
@@ -223,42 +256,61 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             attention, width = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
-            self.left = attention.context_left
-            self.right = attention.context_right
+            self.chunk_size = attention.chunk_size
+            self.left, self.right = attention.context_left or 0, attention.context_right
             for letter in "qkvo":
                 self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
             if attention.relative_keys:
                 self.r_proj = nn.Linear(width, width, bias=False)
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
-        def _distance_sinusoids(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
-            """Computes sinusoids of the distance between each query and key, [frames, frames, hidden]."""
-            positions = torch.arange(frames, device=reference_tensor.device)
-            scales = torch.exp(
-                torch.arange(width // 2, device=reference_tensor.device) * (-math.log(1e4) / max(width // 2 - 1, 1))
-            )
-            angles = (positions[:, None] - positions[None, :])[..., None] * scales
-            return torch.cat([angles.sin(), angles.cos()], -1).to(reference_tensor.dtype)
+        def _distance_keys(self, x: Tensor) -> Tensor:
+            """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
+            half_width = x.shape[-1] // 2
+            distances = torch.arange(self.left - 1, -self.right - 1, -1, device=x.device)
+            scales = torch.exp(torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1)))
+            angles = distances[:, None] * scales
+            sinusoids = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+            return self.r_proj(sinusoids).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
+
+        def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
+            """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
+            frames, chunk = q.shape[2], self.chunk_size
+            keys = chunk + self.left - 1 + self.right
+            padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
+            q = padded_queries.unflatten(2, (-1, chunk))
+            around = (0, 0, self.left - 1, self.right + chunk - 1)
+            k, v = (nn.functional.pad(x, around).unfold(2, keys, chunk) for x in (k, v))
+            scores = q @ k
+            query_indices, key_indices = torch.arange(chunk, device=q.device), torch.arange(keys, device=q.device)
+            offsets = key_indices - query_indices[:, None]
+            if distance_keys is not None:
+                by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
+                indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
+                scores = scores + by_distance.gather(-1, indices)
+            scores = scores * q.shape[-1] ** -0.5
+            key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
+            is_outside = (offsets < 0) | (offsets >= self.left + self.right)
+            is_padding = (key_positions < 0) | (key_positions >= frames)
+            scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
+            outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
+            return outputs.flatten(2, 3)[:, :, :frames]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for letter in "qkv"
             )
-            frames, width = x.shape[1:]
+            distance_keys = None
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
-                distance_keys = self.r_proj(self._distance_sinusoids(frames, width, x)).unflatten(-1, (self.heads, -1))
-                scores = q @ k.transpose(-1, -2) + torch.einsum("bhqd,qkhd->bhqk", q, distance_keys)
+                distance_keys = self._distance_keys(x)
+            if self.chunk_size is not None:
+                attention_output = self._attention_in_chunks(q, k, v, distance_keys)
             else:
-                scores = q @ k.transpose(-1, -2)
-            scores = scores * q.shape[-1] ** -0.5
-            scores = scores if bias is None else scores + bias
-            if self.left is not None:
-                positions = torch.arange(frames, device=x.device)
-                distance = positions[:, None] - positions[None, :]
-                scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
-            attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+                scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+                scores = scores if bias is None else scores + bias
+                attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
             return self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
 
     class Layer(nn.Module):
@@ -303,7 +355,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             self.subsampling = spec.subsampling.reference(ModelProperties(spec.hidden_size, causal=False))
-            self.buckets = spec.relative_buckets
+            self.buckets, self.segment, self.reduction = spec.relative_buckets, spec.segment, spec.reduction
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
@@ -323,9 +375,16 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
+            clips, length = x.shape[:2]
+            is_cut = self.segment is not None and length > self.segment
+            if is_cut:
+                x = nn.functional.pad(x, (0, 0, 0, -length % self.segment)).unflatten(1, (-1, self.segment))
+                x = x.flatten(0, 1)
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
+            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :length] if is_cut else x
+            x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return ConformerReference

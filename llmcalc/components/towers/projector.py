@@ -21,6 +21,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
 from ..base import Flag, ModelProperties, Part, StackPosition, Vocab, Width
+from ..inputs import AudioInput
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
@@ -114,8 +115,11 @@ class Projector(TowerPart):
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
     encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
+    with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
+        for both.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
         default.
+    audio: how the processor cuts audio into raw frames; none by default, where that is not known.
     """
 
     type: Literal["projector"] = "projector"
@@ -133,7 +137,9 @@ class Projector(TowerPart):
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     resampler: Resampler | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
+    with_images: Flag | None = None
     raw: Flag = False
+    audio: AudioInput | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -157,6 +163,8 @@ class Projector(TowerPart):
                 f"resampler.hidden_size: {self.resampler.hidden_size} differs from input_size {self.input_size}; "
                 "expected projected = true"
             )
+        if self.audio is not None and not self.raw:
+            raise ValueError("audio: only a projector of raw frames cuts audio; expected raw = true")
         if self.vocab_size is not None and self.norm is None:
             raise ValueError("vocab_size: requires the norm of patches for its tokens too; expected a norm")
         return self

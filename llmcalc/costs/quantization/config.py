@@ -19,7 +19,7 @@ from .compressed import compressed_tensors
 from .fields import NO_FIELDS, Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
 from .linear import Group, LinearScheme, every_linear, listed_modules
-from .mlx import mlx
+from .mlx import BARE_ROUTERS, MLXScheme, mlx
 from .modelopt import listed_groups, modelopt
 from .patterns import ModuleList
 
@@ -66,6 +66,9 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         scheme_fields.all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
+    if isinstance(scheme, MLXScheme):
+        model_types = {section.get("model_type") for section in (config, config_section)}
+        return replace(scheme, bare_routers=not model_types.isdisjoint(BARE_ROUTERS))
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 

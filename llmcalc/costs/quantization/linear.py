@@ -61,6 +61,7 @@ class LinearScheme(Scheme):
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.
     head: whether output heads are converted; default False.
+    tables: whether tables of embeddings are converted; default False.
     everywhere: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are converted;
         default False.
     excluded: modules that stay unconverted.
@@ -70,6 +71,7 @@ class LinearScheme(Scheme):
     groups: tuple[Group, ...] = ()
     scope: Scope = "linear"
     head: bool = False
+    tables: bool = False
     everywhere: bool = False
     excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
@@ -102,7 +104,10 @@ class LinearScheme(Scheme):
                 remedy = "expected another scheme, or a model whose sizes it can hold"
                 error = self._unsupported_error(f"{site.path}: {reason}; {remedy}")
                 raise IndivisibleMatrix(str(error), f"{site.path}: {reason}")
-            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
+            if site.tensor.role == "table":
+                stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
+            yield site, stored_bytes * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
@@ -112,7 +117,7 @@ class LinearScheme(Scheme):
         experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
         is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
         if (
-            weight_site.tensor.role != "matrix"
+            not (weight_site.tensor.role == "matrix" or (self.tables and weight_site.tensor.role == "table"))
             or weight_site.kind in NEVER_CONVERTED
             or not (experts or is_single_matrix)
         ):
@@ -139,8 +144,10 @@ class LinearScheme(Scheme):
         texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
         head = "" if self.head else ", output head"
         other_layers = ", attention" if self.scope == "experts" else ""
+        embeddings = "" if self.tables else "embeddings"
+        unconverted_parts = f"{embeddings}{head}{other_layers}, norms, biases, routers".removeprefix(", ")
         texts.append(
-            f"unconverted: embeddings{head}{other_layers}, norms, biases, routers"
+            f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded.entries else "")
         )
         unused_exclusions = self.excluded.unused
@@ -181,8 +188,8 @@ def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearSch
     names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
     list or the list names it.
     """
-    has_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
-    return replace(scheme, head=has_list, everywhere=True, excluded=listed_modules(fields, *names))
+    has_module_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
+    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(fields, *names))
 
 
 def _is_skipped(weight_site: WeightSite) -> bool:

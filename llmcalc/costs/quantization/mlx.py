@@ -31,6 +31,15 @@ qwen3_5, kimi_linear, minimax, mamba, mamba2, jamba, nemotron_h, granitemoehybri
 other recurrences have, such as block-diagonal gates, are no linear layers.
 """
 
+BARE_ROUTERS = frozenset(
+    (
+        "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "deepseek_v41_text", "dots1",
+        "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_vl",
+        "mimo_v2_flash", "muse_spark", "nemotron_h",
+    )
+)  # fmt: skip
+"""Model types whose router is a bare parameter in mlx-lm 0.32, and no linear layer: it stays unconverted."""
+
 ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
 
 
@@ -63,11 +72,13 @@ class MLXScheme(Scheme):
 
     usual: format of all modules that `others` does not list.
     others: (modules, their format; None for unconverted) of the modules that the config lists.
+    bare_routers: whether routers are no linear layers in the model's class; default False.
     assumed: notes on what was counted though the config does not say it.
     """
 
     usual: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
     others: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
+    bare_routers: bool = False
     assumed: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -113,7 +124,8 @@ class MLXScheme(Scheme):
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         columns = site.tensor.shape[-1]
-        if module_format is None or (isinstance(columns, int) and columns % module_format.group):
+        is_bare = self.bare_routers and site.kind == "router" and module_format is self.usual
+        if module_format is None or is_bare or (isinstance(columns, int) and columns % module_format.group):
             return None
         return module_format
 

@@ -64,6 +64,8 @@ class Optimizer:
         of the tensors. state_format_note: why `--optimizer-dtype` does not apply.
     by_element: whether it updates each element by itself, and so any shard of a tensor without the rest; false by
         default.
+    by_rows: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by default as
+        `by_element`.
     by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
     per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
         and how many more any other element has; None (default) where estimates take the mean over all tensors.
@@ -88,6 +90,7 @@ class Optimizer:
     state_format: str = ""
     state_format_note: str = ""
     by_element: bool = False
+    by_rows: bool = False
     by_matrix: bool = False
     per_element: Callable[[bool], tuple[int, int] | None] = _mean_over_tensors
     paged: Callable[[Sequence[TrainedTensor]], Number] | None = None

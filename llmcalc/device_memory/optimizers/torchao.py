@@ -66,6 +66,7 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
         step=step,
         not_in_torch="torchao is not a part of torch",
         aliases=aliases,
+        by_rows=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits} bits per element and an fp32 scale per block",
         witness=by_source("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),

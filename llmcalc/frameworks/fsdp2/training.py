@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 
+from ...device_memory.optimizers.record import Optimizer
 from ...device_memory.optimizers.registry import optimizer, optimizers
 from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
 from ...errors import InputError
@@ -104,6 +105,7 @@ def torchtitan_training(
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for adapters under version 1 of FSDP.
     """
+    check_optimizer(training_config, settings.flat)
     version = torchtitan_date(version, settings)
     dtype, frozen_format = "float32" if training_config.master else training_config.dtype, ""
     reduction_format = settings.reduced or (
@@ -143,6 +145,18 @@ def torchtitan_training(
     )
 
 
+def check_optimizer(training_config: Training, is_flat: bool) -> None:
+    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether they are flat parameters."""
+
+    def runs_on_shards(optimizer_record: Optimizer) -> bool:
+        """Whether an optimizer updates rows of a tensor, or any elements, without the rest."""
+        return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
+
+    if not runs_on_shards(optimizer(training_config.optimizer)):
+        names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
+        raise InputError(f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}")
+
+
 def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp = TITAN) -> Sharding:
     """Returns the sharding of a rank's parameters.
 
@@ -155,13 +169,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    if not optimizer(training_config.optimizer).by_element:
-        supported_optimizers = " or ".join(
-            framework_record.name for framework_record in optimizers() if framework_record.by_element
-        )
-        raise InputError(
-            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {supported_optimizers}"
-        )
+    check_optimizer(training_config, is_flat=False)
     for name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")

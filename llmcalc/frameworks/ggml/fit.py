@@ -215,7 +215,7 @@ class _LayerFit:
         return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with the most parts of the next layer's experts on GPU `i` that fit."""
+        """Places as many parts of the next layer's experts on GPU `i` as fit, and returns the layers by GPU."""
         source = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
             return layers_by_gpu

@@ -153,6 +153,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     if "pp" in sizes or "vpp" in sizes:
         changes.setdefault("pp_layout", None)
         changes.setdefault("schedule", "interleaved" if sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+        launched_run = replace(launched_run, stage_ends=(None, None))
         if changes.get("pp", launched_run.layout.pp) == 1:
             changes.setdefault("vpp", 1)
     layout: Layout = replace(launched_run.layout, **changes)

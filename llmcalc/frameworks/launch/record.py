@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
 from ...frozen import frozen
-from ...parallel.layout import ONE_DEVICE, Layout
+from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends
 from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Launch:
     frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
+    stage_ends: layers of the first and of the last rank of a pipeline; None (default) for as many as every other rank.
     """
 
     where: str
@@ -83,6 +84,15 @@ class Launch:
     published_weights: bool = False
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
+    stage_ends: tuple[int | None, int | None] = (None, None)
+
+    def with_stage_sizes(self, layers: int) -> Launch:
+        """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
+        if self.stage_ends == (None, None):
+            return self
+        names = f"{self.where}: layers of the first and of the last stage"
+        sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, names)
+        return replace(self, layout=replace(self.layout, pp_layout=sizes))
 
     def data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
@@ -263,6 +273,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
+    stage_ends: as in `Launch`.
     """
 
     source: LaunchSource
@@ -272,6 +283,7 @@ class LaunchReader:
     filled_in: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
     expandable: bool = False
+    stage_ends: tuple[int | None, int | None] = (None, None)
 
     @property
     def where(self) -> str:
@@ -451,6 +463,7 @@ class LaunchReader:
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
             frozen=self.frozen_on(launch_settings.layout),
+            stage_ends=self.stage_ends,
             **fields,
         )
 

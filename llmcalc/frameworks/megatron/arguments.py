@@ -329,6 +329,7 @@ class MegatronArguments:
     exp_avg_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
     exp_avg_sq_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
     optimizer_cpu_offload: bool = False
+    optimizer_offload_fraction: float = 1.0
 
     # Work beside training steps.
     perform_rl_step: bool = False

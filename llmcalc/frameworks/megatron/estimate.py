@@ -8,8 +8,9 @@ from functools import partial
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.meter import Meter
+from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
-from .rank_run import RankRun
+from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import optimizer_bytes, settings_of
 
 
@@ -32,9 +33,10 @@ def measure_passes(
     memory_estimate: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
     """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
-    memory_meter = Meter()
+    memory_meter, buffer_meter = Meter(), Meter()
     rank = layout.rank(pp=stage.rank)
     rank_run = RankRun(memory_estimate.spec, settings_of(memory_estimate, layout), rank, memory_meter)
+    rank_run.persistent.meter = buffer_meter  # what the first pass makes and later passes use
     chunk = next(
         model_chunk
         for model_chunk in rank_run.chunks
@@ -43,13 +45,24 @@ def measure_passes(
     rank_run.set_up_tables()
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     set_up_bytes = memory_meter.now
+
+    def forward() -> tuple[Tensor | None, ForwardOutput]:
+        x = None if chunk.first else rank_run.receive_hidden()
+        return x, rank_run.forward(chunk, x)
+
+    if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
+        chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
+        with rank_run.graph.no_grad():
+            forward()
+    if not chunk.first:  # so does the chunk: its input, which has a gradient
+        chunk.input_tensor = rank_run.receive_hidden()
+        chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
-    for count in (repeats[0], *repeats):  # the first pass makes the buffers that stay
+    for count in repeats:
         chunk.lowering.run_only = {} if count is None else {0: count}
         start_bytes = memory_meter.now
         memory_meter.restart()
-        x = None if chunk.first else rank_run.receive_hidden()
-        output = rank_run.forward(chunk, x)
+        x, output = forward()
         saved_bytes, forward_peaks = (
             memory_meter.now - start_bytes,
             PeakByPath.peaks_since_restart(memory_meter, start_bytes),
@@ -58,9 +71,8 @@ def measure_passes(
         rank_run.backward(x, output, None if chunk.last else rank_run.receive_gradient())
         backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         del x, output
-        if not pass_bytes:  # a dummy gradient of each shape, and tables
-            remaining_bytes = memory_meter.now - set_up_bytes
+        remaining_bytes = memory_meter.now - set_up_bytes + buffer_meter.now
         pass_bytes.append(
             MicroBatchBytes(saved_bytes, forward_peaks.plus(remaining_bytes), backward_peaks.plus(remaining_bytes))
         )
-    return pass_bytes[1:]
+    return pass_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import LaunchReader, LaunchSettings
+from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
 from ..launch.trainer import lora_settings
 
 
@@ -17,6 +17,7 @@ class MegatronRun:
     """The parallel sizes, batch sizes and recomputation settings of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
+    stage_ends: layers of the pipeline's first and last rank; None for as many as every other rank.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
     distributed_optimizer: whether optimizer states are divided over replicas.
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
@@ -31,6 +32,7 @@ class MegatronRun:
     ep: int = 1
     etp: int | None = None
     vpp: int = 1
+    stage_ends: tuple[int | None, int | None] = (None, None)
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
     batch: int = 1
@@ -43,6 +45,12 @@ class MegatronRun:
     fuses_cross_entropy: bool = False
     grad_dtype: str = "fp32"
 
+
+STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+"""Megatron-Core's fields of the layers of a pipeline's first and last rank."""
+
+HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
+"""Megatron-Core's fields of an optimizer on the host, which `optimizer_on_host` reads."""
 
 BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
@@ -60,6 +68,32 @@ def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any,
         dropout=dropout,
     )
     return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
+
+
+def optimizer_on_host(
+    reader: LaunchReader, config: Table, prefix: str = "", default_fraction: float = 0.0
+) -> dict[str, Any]:
+    """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
+
+    prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
+    """
+    is_on_host, name = (f"{prefix}{name}" for name in HOST_OPTIMIZER)
+    if not reader.flag(config, is_on_host):
+        return {}
+    if share_of(reader, name, config, default_fraction) != 1:
+        reader.unknown[name] = "states on the device beside those on the host are not modelled; 1 is"
+    return {"optimizer_offload": True}
+
+
+def stage_ends(
+    reader: LaunchReader, config: Table, prefix: str = "", names: tuple[str, str] = STAGE_ENDS
+) -> tuple[int | None, int | None]:
+    """Returns the layers of the pipeline's first and last rank; None where the file does not state them.
+
+    prefix: what stands before the arguments' names. names: the arguments.
+    """
+    first, last = (reader.optional_size(config, f"{prefix}{name}") for name in names)
+    return first, last
 
 
 def smallest_run(parallel_run: MegatronRun) -> int:
@@ -81,6 +115,7 @@ def megatron_run(
     replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
     if world_size % replica_devices:
         raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
+    reader.stage_ends = parallel_run.stage_ends
     layout = Layout(
         tp=parallel_run.tp,
         pp=parallel_run.pp,

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT_SOURCE, Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
+from ...device_memory.host import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...simulator.caching_allocator import PrefixCache
@@ -205,6 +206,7 @@ def rank_memory(
     )
     return replace(
         rank_memory_use,
+        host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors,
             Term("rounding to blocks", replay.slop, "source", allocator, of_runtime=True),
@@ -217,4 +219,17 @@ def rank_memory(
             ),
             Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
+    )
+
+
+def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[Term, ...]:
+    """Returns the host memory of Adam's step there: main weights, gradients and two states, all in fp32."""
+    rank_run = RankRun(spec, settings, rank, EventMeter())
+    rank_run.set_up()
+    pinned = sum(pinned_bytes(4 * size) for size in rank_run.updated_sizes)
+    source = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
+    return (
+        Term("main weights (pinned)", pinned, "source", source),
+        Term("gradients (pinned)", pinned, "source", source),
+        Term("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
     )

@@ -327,7 +327,7 @@ class RankRun:
         """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.
 
         A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
-        `_build_model_and_main_param_groups`).
+        `_build_model_and_main_param_groups`), and one on the host copies each parameter there.
         """
         settings = self.settings
         if self.sharding == "turns":
@@ -340,8 +340,14 @@ class RankRun:
                     self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer
                 )
             )
+        if settings.optimizer_cpu_offload:  # cpu_offloading/hybrid_optimizer.py, `_get_sub_optimizer_param_groups`
+            for model_chunk in self.chunks:
+                for parameter in model_chunk.parameters if self.sharding != "none" else ():
+                    self.storage(2 * parameter.size if parameter.is_trained else 0, "temporary")
         for size, states in updates:
-            if not settings.use_precision_aware_optimizer:
+            if settings.optimizer_cpu_offload:
+                self.storage(2 * size, "temporary")
+            elif not settings.use_precision_aware_optimizer:
                 main_copy = self.storage(2 * size, "temporary")
                 self.persistent_storages.append(self.storage(4 * size, "optimizer"))
                 del main_copy
@@ -356,13 +362,13 @@ class RankRun:
         is_precision_aware = settings.use_precision_aware_optimizer
         if not settings.reduces_in_fp32 and not is_precision_aware:
             self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
-        if not self.has_stepped:
+        if not self.has_stepped and not settings.optimizer_cpu_offload:
             for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
                 if is_precision_aware:
                     self._make_precision_aware_states(size)
                 else:
                     self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
-            self.has_stepped = True
+        self.has_stepped = True
         for size in [] if settings.overlap_param_gather else self.step_gather_sizes:
             self.storage(2 * size, "communication")
 

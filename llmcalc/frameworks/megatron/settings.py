@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...frozen import frozen
-from ...parallel.layout import ContextExchange, Layout, Zero
+from ...parallel.layout import ContextExchange, Layout, Zero, stage_sizes_between_ends
 from .arguments import MegatronArguments, flag_of
 
 
@@ -268,31 +268,17 @@ class MegatronSettings(MegatronArguments):
         if self.hybrid_layer_pattern is not None and len(self.segments) > 1:
             return tuple(map(len, self.segments))
         if (self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers) != (None, None):
-            return self._layers_with_given_ends()
+            return stage_sizes_between_ends(
+                self.layers,
+                self.pp,
+                self.chunks,
+                self.decoder_first_pipeline_num_layers,
+                self.decoder_last_pipeline_num_layers,
+                "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers",
+            )
         if self.account_for_embedding_in_pipeline_split or self.account_for_loss_in_pipeline_split:
             return self._layers_beside_embedding_and_loss()
         return None
-
-    def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Returns the layers per stage if the first or last stage's number is set. Raises `InputError`."""
-        first_stage_layers, last_stage_layers = (
-            self.decoder_first_pipeline_num_layers,
-            self.decoder_last_pipeline_num_layers,
-        )
-        layers_left = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
-        middle_ranks = self.pp - (first_stage_layers is not None) - (last_stage_layers is not None)
-        divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
-        if not divides_evenly:
-            raise InputError(
-                "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: "
-                f"{layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
-            )
-        layers_by_rank = [layers_left // max(1, middle_ranks)] * self.pp
-        layers_by_rank[0] = layers_by_rank[0] if first_stage_layers is None else first_stage_layers
-        layers_by_rank[-1] = layers_by_rank[-1] if last_stage_layers is None else last_stage_layers
-        if any(layers % self.chunks for layers in layers_by_rank):
-            raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {layers_by_rank}")
-        return tuple(layers // self.chunks for layers in layers_by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
@@ -398,6 +384,11 @@ class MegatronSettings(MegatronArguments):
         self._check_context()
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
+        if self.optimizer_cpu_offload and not (self.use_precision_aware_optimizer and self.use_distributed_optimizer):
+            raise InputError(
+                "--optimizer-cpu-offload: Megatron-LM needs --use-precision-aware-optimizer and "
+                "--use-distributed-optimizer with it; expected both"
+            )
         if self.kind == "t5" and self.decoder_seq_length is None:
             raise InputError("--decoder-seq-length: missing; T5 needs it")
         self.layout()

@@ -89,6 +89,10 @@ def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu:
         **_shape_arguments(spec),
         **_layout_arguments(layout),
     }
+    if options.optimizer_offload:
+        if layout.dp > 1 and layout.zero != 1:
+            raise InputError("--optimizer-offload: of Megatron's distributed optimizer alone; expected --zero 1 too")
+        arguments["use_distributed_optimizer"] = True
     if options.moe is not None and options.moe != "dropless":
         arguments["moe_expert_capacity_factor"] = float(options.moe.partition(":")[2])
         arguments["moe_pad_expert_input_to_capacity"] = True
@@ -218,7 +222,9 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
     if gradients not in (None, "float32", weights):
         raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
     states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
-    if options.precision_aware_optimizer:
+    if options.optimizer_offload:
+        arguments |= {"optimizer_cpu_offload": True}
+    if options.precision_aware_optimizer or options.optimizer_offload:
         if states not in (None, *STATES):
             expected_formats = ", ".join(STATES)
             raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected_formats}")
@@ -240,6 +246,8 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
 def optimizer_bytes(options: Settings) -> tuple[int, int]:
     """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
     settings = MegatronSettings(**_format_arguments(options))
+    if settings.optimizer_cpu_offload:
+        return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:
         return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
             settings.exp_avg_sq_dtype

@@ -17,6 +17,10 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
                 reasons[flag_of(name)] = reason
     if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
         reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+    if megatron_settings.optimizer_cpu_offload and (
+        megatron_settings.optimizer != "adam" or megatron_settings.optimizer_offload_fraction != 1
+    ):
+        reasons["--optimizer-cpu-offload"] = "Adam's step on the host with other than --optimizer-offload-fraction 1"
     if (
         megatron_settings.moe_token_dispatcher_type == "flex"
         and megatron_settings.moe_flex_dispatcher_backend != "hybridep"
@@ -93,7 +97,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "moe_router_padding_for_quantization",
     ),
     "offloading to the host": (
-        "optimizer_cpu_offload",
         "cpu_offloading_num_layers",
         "fine_grained_activation_offloading",
         "moe_paged_stash",

@@ -18,7 +18,14 @@ from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, smallest_run
+from ..megatron.named_model import (
+    STAGE_ENDS,
+    MegatronRun,
+    bridge_adapters,
+    megatron_run,
+    optimizer_on_host,
+    smallest_run,
+)
 
 PACKAGE = "megatron.bridge.recipes"
 
@@ -51,14 +58,11 @@ OFF: dict[str, tuple[Any, ...]] = {
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
     "model.pipeline_model_parallel_layout": (None,),
-    "model.num_layers_in_first_pipeline_stage": (None,),
-    "model.num_layers_in_last_pipeline_stage": (None,),
     "model.account_for_embedding_in_pipeline_split": (False, None),
     "model.account_for_loss_in_pipeline_split": (False, None),
     "model.moe_token_dispatcher_type": ("alltoall", None),
     "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
-    "optimizer.optimizer_cpu_offload": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
 
@@ -220,6 +224,7 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         ep=ep,
         etp=optional_size("model.expert_tensor_parallel_size"),
         vpp=optional_size("model.virtual_pipeline_model_parallel_size") or 1,
+        stage_ends=(optional_size(f"model.{STAGE_ENDS[0]}"), optional_size(f"model.{STAGE_ENDS[1]}")),
         sequence_parallel=get("model.sequence_parallel") is True,
         distributed_optimizer=any(
             get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
@@ -236,7 +241,7 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = {**adapters, **_optimizer_settings(reader, config)}
+    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
     launch = megatron_run(reader, parallel_run, world_size, settings)
     replicas = launch.layout.dp
     if global_batch % (batch * replicas):

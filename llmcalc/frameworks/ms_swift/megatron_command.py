@@ -15,7 +15,7 @@ from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import HOST_OPTIMIZER, MegatronRun, megatron_run, optimizer_on_host, stage_ends
 from .rlhf import GRPO_BETA, PAIRS, known_names
 
 SIZES = (
@@ -33,17 +33,16 @@ READ = field_names("""
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     attention_backend
-    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
+    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype decoder_first_pipeline_num_layers
+    decoder_last_pipeline_num_layers
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "optimizer_cpu_offload": (False, None),
     "fp8_format": (None,),
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
     "pipeline_model_parallel_layout": (None,),
-    "decoder_first_pipeline_num_layers": (None,),
     "moe_token_dispatcher_type": ("alltoall", None),
     "moe_enable_deepep": (False, None),
     "freeze_parameters": (None,),
@@ -80,7 +79,7 @@ def run_of_megatron(
     """
     ignored = (IGNORED | other_ignored_names) - set(OFF)
     rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
-    reader.check_names(config, (*READ, *OFF, *rlhf_names), ignored)
+    reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored)
     adapters = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
@@ -101,6 +100,9 @@ def run_of_megatron(
         ep=sizes["expert_model_parallel_size"],
         etp=sizes["expert_tensor_parallel_size"],
         vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
+        stage_ends=stage_ends(
+            reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+        ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"], adapters),
@@ -111,7 +113,7 @@ def run_of_megatron(
         recompute_modules=[modules] if isinstance(modules, str) else modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    settings = {**adapters, **_optimizer_settings(reader, config)}
+    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
     attention = str(reader.value(config, "attention_backend", "flash"))
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"

@@ -20,7 +20,15 @@ from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+from ..megatron.named_model import (
+    HOST_OPTIMIZER,
+    STAGE_ENDS,
+    MegatronRun,
+    bridge_adapters,
+    megatron_run,
+    optimizer_on_host,
+    stage_ends,
+)
 from .base_configs import BASE_CONFIGS
 
 ALGORITHMS = ("grpo", "dpo", "sft")
@@ -56,24 +64,30 @@ READ = field_names("""
     """)
 """Keys of `policy` that are read, beside those of the engine."""
 
+OF_MEGATRON_CORE = {
+    *(f"megatron_cfg.{name}" for name in STAGE_ENDS),
+    *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER),
+}
+"""Keys of `policy` that readers of Megatron-Core's named models read."""
+
 MODELLED: Mapping[str, tuple[Any, ...]] = {
     "dtensor_cfg.expert_parallel_size": (1,),
     "megatron_cfg.optimizer.optimizer": ("adam",),
-    "megatron_cfg.optimizer.optimizer_cpu_offload": (False,),
     "megatron_cfg.fine_grained_activation_offloading": (False,),
     "megatron_cfg.cuda_graph_impl": ("none",),
     "megatron_cfg.fp8_cfg.enabled": (False,),
     "megatron_cfg.mtp_num_layers": (0,),
     "megatron_cfg.use_fused_linear_logprobs": (False,),
-    "megatron_cfg.num_layers_in_first_pipeline_stage": (),
-    "megatron_cfg.num_layers_in_last_pipeline_stage": (),
     "megatron_cfg.moe_enable_deepep": (False,),
     "megatron_cfg.moe_grouped_gemm": (True,),
     "megatron_cfg.attention_backend": ("auto", "flash", "fused"),
     "draft.enabled": (False,),
     "reward_model_cfg.enabled": (False,),
     "precision": ("bfloat16",),
-    "generation.vllm_cfg.precision": ("bfloat16", "auto"),
+    "generation.vllm_cfg.precision": ("bfloat16", "auto", "fp8"),
+    "generation.vllm_cfg.kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
+    "generation.vllm_cfg.num_first_layers_in_bf16": (0,),
+    "generation.vllm_cfg.num_last_layers_in_bf16": (0,),
     "generation.vllm_cfg.pipeline_parallel_size": (1,),
     "generation.sglang_cfg.dp_size": (1,),
 }
@@ -224,9 +238,11 @@ def _check_keys(reader: LaunchReader, policy: Table) -> None:
         modelled_values = MODELLED.get(key)
         if modelled_values is not None and value is not None and value not in modelled_values:
             reader.unknown[f"policy.{key}"] = f"{shown(value)[:60]} is not modelled"
-        elif modelled_values is None and key not in READ and (key in IGNORED or key.startswith(IGNORED_TABLES)):
+        elif modelled_values is not None or key in READ or key in OF_MEGATRON_CORE:
+            continue
+        elif key in IGNORED or key.startswith(IGNORED_TABLES):
             reader.ignored.append(f"policy.{key}")
-        elif modelled_values is None and key not in READ and value not in (None, False):
+        elif value not in (None, False):
             reader.unknown[f"policy.{key}"] = "no key that is known"
 
 
@@ -341,6 +357,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
         cp=cp,
         ep=size("expert_model"),
         etp=size("expert_tensor"),
+        stage_ends=stage_ends(reader, policy, "megatron_cfg."),
         sequence_parallel=reader.flag(policy, "megatron_cfg.sequence_parallel"),
         distributed_optimizer=reader.flag(policy, "megatron_cfg.optimizer.use_distributed_optimizer", True),
         **_batch_settings(reader, policy, max(1, world_size // (tp * pp * cp))),
@@ -356,6 +373,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
         settings = bridge_adapters(reader, section, rank, targets or None, dropout)
     if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
+    settings |= optimizer_on_host(reader, policy, "megatron_cfg.optimizer.")
     return megatron_run(reader, parallel_run, world_size, settings)
 
 
@@ -379,6 +397,8 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
                 flags[flag] = reader.flag(policy, name)
             elif policy.get(name) is not None:
                 flags[flag] = reader.size(policy, name, 1)
+        if engine == "vllm":
+            flags |= _eight_bit_flags(reader, policy)
     _add_expert_ranks(reader, policy, flags)
     if values.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
@@ -395,6 +415,17 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and their log-softmax
     )
+
+
+def _eight_bit_flags(reader: LaunchReader, policy: Table) -> dict[str, Any]:
+    """Returns vLLM's flags of weights and caches in 8 bits (models/generation/vllm/quantization/fp8.py)."""
+    flags: dict[str, Any] = {}
+    if policy.get("generation.vllm_cfg.precision") == "fp8":
+        reader.notes.append("policy.generation.vllm_cfg.precision fp8: scales of blocks of 128 × 128 are not counted")
+        flags["quantization"] = "fp8"
+    if str(policy.get("generation.vllm_cfg.kv_cache_dtype", "auto")).startswith("fp8"):
+        flags["kv_cache_dtype"] = "fp8"
+    return flags
 
 
 def _add_expert_ranks(reader: LaunchReader, policy: Table, flags: dict[str, Any]) -> None:

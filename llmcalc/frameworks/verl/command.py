@@ -18,7 +18,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, L
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host, stage_ends
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
@@ -184,6 +184,9 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {"cross_entropy": "flash-in-place", "divide_logits": True}
 
 
+OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config."
+"""The beginning of the keys of Megatron-Core's optimizer."""
+
 FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
@@ -197,6 +200,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     for name in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{section}.{name}"):
             reader.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
+        if reader.flag(config, f"{OPTIMIZER}{name}"):
+            reader.unknown[f"{OPTIMIZER}{name}"] = "it is of Megatron-Core"
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
@@ -263,6 +269,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         ep=size("expert_model_parallel_size"),
         etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
         vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
+        stage_ends=stage_ends(reader, config, f"{override}."),
         sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
         batch=batch,
@@ -272,7 +279,10 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_method=config.get(f"{override}.recompute_method"),
         recompute_num_layers=config.get(f"{override}.recompute_num_layers"),
     )
-    return megatron_run(reader, parallel_run, world_size, _megatron_adapters(reader, config))
+    settings = {**_megatron_adapters(reader, config), **optimizer_on_host(reader, config, OPTIMIZER)}
+    if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
+        settings["precision_aware_optimizer"] = True
+    return megatron_run(reader, parallel_run, world_size, settings)
 
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, Table
+from ..megatron.named_model import HOST_OPTIMIZER, STAGE_ENDS
 from .rollout import ACTOR, MODEL
 
 READ = field_names("""
@@ -27,13 +28,21 @@ READ = field_names("""
     actor.megatron.override_transformer_config.recompute_granularity
     actor.megatron.override_transformer_config.recompute_method
     actor.megatron.override_transformer_config.recompute_num_layers
+    actor.optim.override_optimizer_config.use_precision_aware_optimizer
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
     model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
     model.lora.dropout model.lora.type
     """)
 
+OF_MEGATRON_CORE = {
+    *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS),
+    *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER),
+}
+"""Keys that readers of Megatron-Core's named models read."""
+
 WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
+    r"|optim\.override_optimizer_config\.overlap_cpu_optimizer_d2h_h2d"
     r"|kl_loss_\w+|clip_ratio\w*|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
     r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|freeze_vision_tower|tis_\w+|rollout_n|router_replay\.mode"
     r"|fsdp_config\.(use_orig_params|forward_prefetch|wrap_policy\..*|mixed_precision\.buffer_dtype)"
@@ -64,5 +73,5 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
         if name in NOTED:
             note = f"{key}: {NOTED[name]}"
             reader.notes += [note] * (value not in ("alltoall",))
-        elif name not in READ and WITHOUT_MEMORY.fullmatch(name) is None:
+        elif name not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(name) is None:
             reader.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"

@@ -38,10 +38,11 @@ from .encoder_run import (
     image_tower,
     input_limit,
     patch_of_long_videos,
+    reads_chunks_of_images,
 )
 from .flags import CPU_CONNECTORS
 from .flashinfer_sampler import SAMPLER_VARIABLE, assumes_torch_sampler, rules_with_sampler
-from .fused_projections import unused_projection_bytes
+from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with_runner, second_runner
 from .profile_run import ProfileRun
@@ -258,7 +259,7 @@ class Server(EngineServer):
         return self.record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether each sequence needs a cache block: for recurrent states, if CUDA graphs decode whole batches."""
+        """Whether every sequence occupies a cache block: true for recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -399,6 +400,12 @@ class Server(EngineServer):
         has_videos = input_limit(limits.get("video", 1)) != 0
         patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
         is_whole = self.flags.get("mm_encoder_tp_mode") == "data"
+        videos, chunk_bytes = self.record.videos_as_images(self.version_of_rules), None
+        if videos is not None and not reads_chunks_of_images(self.preset.model):
+            videos = None
+        if videos is not None:
+            free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank(0))
+            chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos.reads_chunks else 0
         request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
             sequences=self.max_num_seqs,
@@ -409,6 +416,8 @@ class Server(EngineServer):
             element_bytes=self.element_bytes,
             frames=self.record.frames_of_videos(self.version_of_rules, patch_size),
             size=image_size(limits),
+            videos=videos if has_videos else None,
+            chunk_bytes=chunk_bytes,
         )
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
@@ -435,6 +444,7 @@ class Server(EngineServer):
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copies = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
         copies += unused_projection_bytes(rank, self.record.whole_projections)
+        copies += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
         return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:

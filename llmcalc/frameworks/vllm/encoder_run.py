@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...components.inputs.base import Encoded, ImageRule
+from ...components.inputs.budget import Budget
 from ...components.inputs.smart_resize import SmartResize
 from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec
+from .versions import VideosOfImages
 
 DEFAULT_IMAGE_LIMIT = 999
 """Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
@@ -31,6 +33,9 @@ ROTATED_VECTORS = 4
 
 ATTENTION_VECTORS = 4
 """Vectors of a patch that attention holds: query, key, value and output."""
+
+POSITION_BYTES = 32
+"""Bytes of each patch and row of the table of positions by which vLLM sizes a chunk of images (`_encoder_chunk`)."""
 
 
 class EncoderRequest(NamedTuple):
@@ -51,6 +56,8 @@ class EncoderRequest(NamedTuple):
     element_bytes: int
     frames: int = 0
     size: tuple[int, int] | None = None
+    videos: VideosOfImages | None = None
+    chunk_bytes: int | None = None
 
 
 class EncoderRun(NamedTuple):
@@ -108,6 +115,12 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
     return tower.patches.patch_size if tower.image.frames == 1 and tower.patches.temporal_patch_size == 2 else 0
 
 
+def reads_chunks_of_images(spec: ModelSpec) -> bool:
+    """Whether the encoder scales images to a budget of tokens, as Gemma 4's, which vLLM gives some at a time."""
+    tower = image_tower(spec)
+    return tower is not None and isinstance(tower.image, Budget)
+
+
 def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str, Any]) -> EncoderRun | None:
     """Returns the image encoder's part of a model's profile run; None if it is unknown or gets no images.
 
@@ -127,14 +140,22 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     if request.frames:
         most_images = max(1, request.length // image.tokens)
         copies = min(request.frames // tower.patches.temporal_patch_size, most_images)
-    tokens = copies * (image.tokens - int(getattr(rule, "marks", 0)))
-    budget = max(request.tokens, tokens)
-    prompt_images = max(1, min(request.limit, request.length // tokens))
-    images = max(1, min(budget // tokens, request.sequences * prompt_images))
-    patches = copies * image.parts * image.rows * image.columns
+    marks = int(getattr(rule, "marks", 0))
+    tokens, image_patches = image.tokens - marks, image.parts * image.rows * image.columns
+    if request.videos is not None and isinstance(rule, Budget):
+        image_patches = image_patches * request.videos.frame_tokens // rule.max_tokens
+        copies, tokens, marks = request.videos.frames, request.videos.frame_tokens, request.videos.marks
+    tokens, marked_tokens = copies * tokens, copies * (tokens + (marks if request.videos is not None else 0))
+    budget = max(request.tokens, marked_tokens)
+    prompt_images = max(1, min(request.limit, request.length // marked_tokens))
+    images = max(1, min(budget // marked_tokens, request.sequences * prompt_images))
+    patches = copies * image_patches
     pixel = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element = request.element_bytes
     rank_patches = patches * -(-images // request.image_ranks)
+    if request.chunk_bytes is not None and tower.positions is not None:
+        chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
+        rank_patches = min(rank_patches, image_patches * max(1, chunk))
     return EncoderRun(
         images,
         tokens,

@@ -1,7 +1,8 @@
-"""Key and value projections that vLLM allocates but a model does not use (model_executor/models/gemma4.py).
+"""Tensors that vLLM allocates beside a Gemma 3n's or Gemma 4's own (model_executor/models/gemma4.py).
 
-Its classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
-keys and values from a lower one, and in layers whose values are the projected keys.
+Its classes have one matrix of queries, keys and values in each layer: also in layers that take keys and values from a
+lower one, and in layers whose values are the projected keys. CUDA graphs read the small embeddings
+of each layer from a buffer.
 """
 
 from __future__ import annotations
@@ -26,3 +27,12 @@ def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
             elements += layers * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
     stored_elements = int(params(rank.model).by_component["attention"])
     return elements * rank.weights_by_component["attention"] // (stored_elements * rank.layout.pp)
+
+
+def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
+    """Returns the bytes of the buffer with the embeddings of each layer, for a batch of `tokens` (gemma4_mm.py)."""
+    decoder = rank.preset.model.decoder
+    if decoder is None or decoder.per_layer_embedding is None:
+        return 0
+    width: int = decoder.per_layer_embedding.hidden_size_per_layer_input
+    return tokens * decoder.num_hidden_layers * width * element_bytes

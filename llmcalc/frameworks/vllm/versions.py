@@ -90,6 +90,15 @@ class VideoFrames(VersionRange):
     frames: int
 
 
+class VideosOfImages(VersionRange):
+    """Videos that an encoder reads as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
+
+    frames: int
+    frame_tokens: int
+    marks: int
+    reads_chunks: bool = False
+
+
 class BatchDefaults(VersionRange):
     """Default batch limits on devices with at least `at_least_gib` GiB of memory."""
 
@@ -168,6 +177,7 @@ class VLLMRecord(EngineRecord[Rules]):
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
     compressed_pages: tuple[CompressedPages, ...] = Field(min_length=1)
     video_frames: tuple[VideoFrames, ...] = ()
+    videos_of_images: tuple[VideosOfImages, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
@@ -189,6 +199,11 @@ class VLLMRecord(EngineRecord[Rules]):
         """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
         rows = ranges_at(self.video_frames, version)
         return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
+
+    def videos_as_images(self, version: Numbers) -> VideosOfImages | None:
+        """Returns how a version reads videos as images of fewer tokens; None if it does not know such encoders."""
+        rows = ranges_at(self.videos_of_images, version)
+        return rows[-1] if rows else None
 
     def state_rules(self, version: Numbers) -> StateRules:
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
@@ -214,7 +229,7 @@ class VLLMRecord(EngineRecord[Rules]):
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
 
-        A row of this accelerator alone comes before rows of all accelerators.
+        A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """
         rows = [
             overhead
@@ -227,7 +242,13 @@ class VLLMRecord(EngineRecord[Rules]):
         ]
         return max(
             rows,
-            key=lambda overhead: (bool(overhead.only_on), overhead.stages, overhead.devices, overhead.first_version),
+            key=lambda overhead: (
+                bool(overhead.only_on),
+                bool(overhead.link),
+                overhead.stages,
+                overhead.devices,
+                overhead.first_version,
+            ),
         )
 
     def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:

@@ -98,23 +98,21 @@ class Elementwise(Views):
 
         return record(self.graph, "rsqrt", (x,), output, backward, output)
 
-    def sqrt(self, x: Tensor) -> Tensor:
+    def _with_factor_of_output(self, name: str, x: Tensor) -> Tensor:
+        """Runs a function whose gradient is the output's, times a factor that is computed from the saved output."""
         output = self.like(x)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            doubled_out = self.like(output)
-            return (self.like(output_gradient, doubled_out),)
+            factor = self.like(output)
+            return (self.like(output_gradient, factor),)
 
-        return record(self.graph, "sqrt", (x,), output, backward, output)
+        return record(self.graph, name, (x,), output, backward, output)
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        return self._with_factor_of_output("sqrt", x)
 
     def expm1(self, x: Tensor) -> Tensor:
-        output = self.like(x)
-
-        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            slope = self.like(output)
-            return (self.like(output_gradient, slope),)
-
-        return record(self.graph, "expm1", (x,), output, backward, output)
+        return self._with_factor_of_output("expm1", x)
 
     def clamp(self, x: Tensor, both: bool = False) -> Tensor:
         """Limits x to a minimum, a maximum or both (`clamp_backward`)."""

@@ -476,7 +476,12 @@ def sliding_stack(
         "full": {"attention": full_fields or {}},
         "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
     }
-    return {"variants": {name: layer_kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    return stack_of_variants(layer_kinds, names)
+
+
+def stack_of_variants(changes: Table, names: list[str]) -> Table:
+    """Returns the stack fields of layers that differ from the block. changes: by kind. names: each layer's kind."""
+    return {"variants": {name: changes[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
 
 
 def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:

@@ -33,6 +33,7 @@ FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 OTHER_NAMES = {
     "minimax_m3": "minimax_m3_vl",
     "aria_moe_lm": "aria_text",
+    "DeepseekOCR": "deepseek_vl_v2",
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "domyn_edge": "domynedge",

@@ -95,6 +95,7 @@ def _gemma4_audio(tower: Any) -> Table:
         "num_attention_heads": tower.attention.num_attention_heads,
     }
     windows = {
+        "attention_chunk_size": tower.attention.chunk_size,
         "attention_context_left": tower.attention.context_left,
         "attention_context_right": tower.attention.context_right,
     }

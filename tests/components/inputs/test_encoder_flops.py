@@ -20,6 +20,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
 from llmcalc.workload.inputs import Inputs
 from tests.builders import parts_of, spec_of
+from tests.components.inputs.test_processors import phi4_mask
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
 from tests.samples import sampled, spread
@@ -34,6 +35,15 @@ OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
         {**shape, "vision_config": {**shape["vision_config"], "num_patches": 25, "patch_size": 16}}
         for shape in WRAPPERS["lfm2_vl"][2]
     ],  # tiles of 32 × 32 patches
+    "phi4_multimodal": [
+        {**shape, "audio_config": {**shape["audio_config"], "downsample_rate": 1}}
+        for shape in WRAPPERS["phi4_multimodal"][2][:1]
+    ],  # whose class merges no frames, and fails with a symmetric bias
+    "gemma4_unified": [
+        {**shape, "vision_config": {**shape["vision_config"], "mm_posemb_size": 400}}
+        for shape in WRAPPERS["gemma4_unified"][2]
+        if shape["vision_config"]
+    ],
     "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
     **{
         kind: [
@@ -91,12 +101,11 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
         square = patches.num_channels, side, side
         return {"pixel_values": torch.ones(encoded.rows * encoded.columns, *square), "image_grid_thw": grid}
     if rule.type == "budget":
-        columns = max(
-            1, encoded.real_patches // rule.merge // max(1, round((encoded.real_patches * height / width) ** 0.5))
-        )
-        columns = next(n for n in range(columns, 0, -1) if encoded.real_patches % n == 0 and n % rule.merge == 0)
+        real_patches = (encoded.tokens - rule.marks) * rule.merge**2
+        columns = max(1, real_patches // rule.merge // max(1, round((real_patches * height / width) ** 0.5)))
+        columns = next(n for n in range(columns, 0, -1) if real_patches % n == 0 and n % rule.merge == 0)
         places = torch.full((1, encoded.rows, 2), -1)
-        for i in range(encoded.real_patches):
+        for i in range(real_patches):
             places[0, i] = torch.tensor([i % columns, i // columns])
         return {"pixel_values": torch.ones(1, encoded.rows, flat), "image_position_ids": places}
     if rule.type == "native_tiles":
@@ -130,11 +139,28 @@ def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, An
     for height, width in SIZES:
         closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            with_encoder = model if hasattr(model, "get_image_features") else model.encoder
-            output = with_encoder.get_image_features(**pixels(kind, spec, height, width))
+            with_encoder = model if hasattr(model, "get_image_features") else getattr(model, "encoder", None)
+            if kind == "phi4_multimodal":
+                run_phi4_image(model, height, width)
+            else:
+                output = with_encoder.get_image_features(**pixels(kind, spec, height, width))
             if kind == "llama4":  # the forward pass has this line
                 model.multi_modal_projector(output.last_hidden_state.flatten(0, -2))
         assert closed == counter.get_total_flops() - products_for_nothing(spec, height, width), (height, width)
+
+
+def run_phi4_image(model: Any, height: int, width: int) -> None:
+    """Runs Phi-4-multimodal's encoder of images of 24 × 24 pixels and its projector on an image and its padding."""
+    embedding = model.embed_tokens_extend.image_embed
+    embedding.crop_size, side, fields = 24, 6, embedding.config.vision_config
+    mask = phi4_mask(24, 4, height, width)
+    tiles = mask.unflatten(1, (-1, side)).unflatten(0, (-1, side)).transpose(1, 2).flatten(0, 1)
+    masks = torch.cat([torch.ones(1, side, side), tiles])
+    real_tokens = tiles[:, ::2, ::2].sum() + tiles[:: mask.shape[1] // side, ::2, 0].sum()
+    ids = torch.full((1, int(real_tokens) + 1 + side // 2 * (side // 2 + 1)), fields.image_token_id)
+    pixels = torch.ones(1, len(masks), fields.num_channels, 24, 24)
+    sizes = torch.tensor([[4 * patches for patches in mask.shape]])
+    embedding(ids, torch.ones(*ids.shape, embedding.config.hidden_size), pixels, sizes, masks[None])
 
 
 def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
@@ -145,7 +171,7 @@ def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
     """
     tower: Any = next(iter(spec.towers.values()))
     rule: Any = tower.image
-    if rule.type == "budget":
+    if rule.type == "budget" and not rule.projects_padding:
         return 2 * rule.max_tokens * rule.max_tokens * rule.merge**2 * tower.output_width
     if rule.type == "covering":
         table: Any = spec.towers["visual_embeddings_table"]
@@ -157,22 +183,39 @@ def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
 
 @pytest.mark.parametrize(("kind", "shape"), list(cases("audio")))
 def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
-    """A clip has twice as many frames as the encoder has positions."""
     config = wrapped(kind, shape)
     spec, model = spec_of(config), build(config)
-    tower: Any = spec.towers["audio_tower"]
-    stem, frames = tower.stack.stem, tower.audio.frames
-    inputs = encoded_inputs(spec, Inputs(audio=frames / 100))
-    features = torch.ones(1, stem.num_mel_bins, frames)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    rule = rule_of(spec, "audio")
+    lengths = [rule.frames / 100] if rule.type == "clips" else [0.31, 1.9]  # a clip has the frames of the encoder
+    for seconds in lengths:
+        closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            run_audio(kind, model, spec, rule.encode(seconds))
+        assert closed == counter.get_total_flops(), seconds
+
+
+def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: Encoded) -> None:
+    """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
+    tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
+    batch = encoded.parts, encoded.rows
+    if tower.type == "projector":
+        model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
+    elif tower.type == "conformer":
+        features = torch.ones(*batch, tower.subsampling.num_mel_bins)
+        if kind == "phi4_multimodal":
+            embedding = model.embed_tokens_extend.audio_embed
+            embedding.down_proj_for_speech(embedding.up_proj_for_speech(embedding.encoder(features, None)))
+        else:
+            model.get_audio_features(features, torch.full(batch, kind != "gemma3n"))
+    else:
+        features = torch.ones(encoded.parts, tower.stack.stem.num_mel_bins, encoded.rows)
         if hasattr(model, "get_audio_features"):
-            further: tuple[Any, ...] = (torch.ones(1, frames),) if "flamingo" in kind else ()
+            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind else ()
             if kind == "musicflamingo":
-                further = *further, torch.full((1, frames // 4), model.config.audio_token_id)
+                further = *further, torch.full((1, encoded.rows // 4), model.config.audio_token_id)
             model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
-    assert inputs.total(forward_of) == counter.get_total_flops()
 
 
 def test_an_image_with_too_few_patches_is_refused() -> None:

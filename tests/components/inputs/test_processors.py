@@ -11,7 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,9 @@ from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
 from llmcalc.components.inputs.clips import Clips
+from llmcalc.components.inputs.recording import Recording
 from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES
 from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
 RANDOM = random.Random(7)
@@ -255,6 +257,14 @@ def lighton(height: int, width: int) -> Measured:
     return 1, 4 * tokens, tokens
 
 
+def functions_of(path: Path, names: tuple[str, ...], scope: dict[str, Any]) -> Any:
+    """Returns functions and methods of a file by name, without its imports. scope: what they use."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions: list[ast.stmt] = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in names]
+    exec(compile(ast.Module(functions, []), str(path), "exec"), scope)
+    return SimpleNamespace(**scope)
+
+
 @lru_cache(maxsize=1)
 def lfm2_processors() -> tuple[Any, Any, Any]:
     """Returns the size of a whole image, the grid of tiles, and the text of an image in LFM2-VL's two processors."""
@@ -262,11 +272,8 @@ def lfm2_processors() -> tuple[Any, Any, Any]:
 
     path = Path(transformers.__file__).parent / "models/lfm2_vl/image_processing_lfm2_vl.py"
     names = "round_by_factor", "find_closest_aspect_ratio", "smart_resize", "_is_image_too_large", "_target_ratios"
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    functions: list[ast.stmt] = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in names]
-    scope: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
-    exec(compile(ast.Module(functions, []), str(path), "exec"), scope)
-    return SimpleNamespace(**scope), Processor, SimpleNamespace(image_token="<", image_start_token="<")
+    functions = functions_of(path, names, {"math": math, "lru_cache": lru_cache})
+    return functions, Processor, SimpleNamespace(image_token="<", image_start_token="<")
 
 
 def lfm2(height: int, width: int) -> Measured:
@@ -282,6 +289,44 @@ def lfm2(height: int, width: int) -> Measured:
         marks, rows, columns, cls._compute_tokens_per_tile(None, 512, 16, 2), tokens, True, True
     )
     return rows * columns + (rows * columns > 1), max(1024, 4 * tokens), text.count("<")
+
+
+@lru_cache(maxsize=1)
+def phi4_functions() -> Any:
+    """Returns the functions of Phi-4-multimodal's processor that choose tiles, without the pixels."""
+    path = Path(transformers.__file__).parent / "models/phi4_multimodal/image_processing_phi4_multimodal.py"
+    unchanged = SimpleNamespace(resize=lambda image, _: image, pad=lambda image, *_, fill: image)
+    scope = {"math": math, "torch": torch, "tvF": unchanged}
+    functions = functions_of(path, ("find_closest_aspect_ratio", "dynamic_preprocess"), scope)
+    functions.find_closest_aspect_ratio = partial(functions.find_closest_aspect_ratio, None)
+    return functions
+
+
+def phi4_mask(size: int, patch_size: int, height: int, width: int) -> torch.Tensor:
+    """Returns the mask of the patches of Phi-4-multimodal's tiles, in which padding is 0."""
+    functions, patches = phi4_functions(), size // patch_size
+    image = torch.empty(1).expand(3, height, width)
+    mask: torch.Tensor = functions.dynamic_preprocess(functions, image, size, patch_size, patches, max_num=36)[1]
+    return mask
+
+
+def phi4(height: int, width: int) -> Measured:
+    mask = phi4_mask(448, 14, height, width)
+    tiles = mask.unflatten(1, (-1, 32)).unflatten(0, (-1, 32))[:, ::2, :, ::2]
+    tokens = int(tiles.sum()) + int(tiles[:, :, 0, 0].sum())
+    return tiles.shape[0] * tiles.shape[2] + 1, 1024, 256 + 1 + tokens + 16
+
+
+@lru_cache(maxsize=1)
+def hunyuan_processor() -> Any:
+    images = models("hunyuan_vl").HunYuanVLImageProcessorPil()
+    return processor(image_processor=images, cat_extra_token=True)
+
+
+def hunyuan(height: int, width: int) -> Measured:
+    cls = import_module("transformers.models.hunyuan_vl.processing_hunyuan_vl").HunYuanVLProcessor
+    counts = cls._get_num_multimodal_tokens(hunyuan_processor(), image_sizes=[[height, width]])
+    return 1, counts["num_image_patches"][0], counts["num_image_tokens"][0]
 
 
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
@@ -338,6 +383,17 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
     ),
     "idefics3": ({"type": "split", "size": 364, "longest_edge": 1456, "tokens": 169}, 14, idefics3),
     "gemma4": ({"type": "budget", "max_tokens": 280, "merge": 3, "marks": 2}, 16, gemma4),
+    "phi4_multimodal": ({"type": "dynamic_hd", "size": 448, "max_tiles": 36, "merge": 2}, 14, phi4),
+    "ernie4_5_vl": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 6177},
+        14,
+        smart_resize("ernie4_5_vl_moe", "Ernie4_5_VLMoeImageProcessorPil", 14, 56 * 56, 28 * 28 * 6177),
+    ),
+    "hunyuan_vl": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": 2**18, "max_pixels": 2**22, "line_marks": True, "marks": 2},
+        16,
+        hunyuan,
+    ),
     "llama4": ({"type": "canvas", "size": 336, "max_tiles": 16, "tokens": 144}, 14, llama4),
 }
 RULES: TypeAdapter[Any] = TypeAdapter(ImageInput)
@@ -407,6 +463,46 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
     with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {most_seconds}"):
         rule.encode(most_seconds + 1)
+
+
+def gemma4_tokens(features: Any) -> int:
+    cls = import_module("transformers.models.gemma4.processing_gemma4").Gemma4Processor
+    mask = features["input_features_mask"][0]
+    text = cls.replace_audio_token(
+        SimpleNamespace(boa_token="<", eoa_token="<", audio_token="<"), {"input_features_mask": mask[None]}, 0
+    )
+    return int(text.count("<"))
+
+
+RECORDINGS: dict[str, tuple[dict[str, Any], str, str, Callable[[Any], int]]] = {
+    "gemma4": (GEMMA4_FRAMES, "Gemma4AudioFeatureExtractor", "input_features", gemma4_tokens),
+    "gemma4_unified": (
+        {"window": 1, "hop": 640, "marks": 2},
+        "Gemma4UnifiedAudioFeatureExtractor",
+        "input_features",
+        lambda features: int(features["input_features_mask"].sum()) + 2,
+    ),
+    "gemma3n": (GEMMA3N_FRAMES, "Gemma3nAudioFeatureExtractor", "input_features", lambda _: 188 + 4),
+    "phi4_multimodal": (
+        {"window": 400, "frames_per_token": 8},
+        "Phi4MultimodalFeatureExtractor",
+        "audio_input_features",
+        lambda features: int(features["audio_embed_sizes"][0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_audio_is_framed_as_the_extractor_of_its_model_frames_it(name: str) -> None:
+    import numpy as np
+
+    table, extractor, key, tokens = RECORDINGS[name]
+    rule, extract = Recording(**table), getattr(transformers, extractor)()
+    for seconds in (0.5, 1.0013, 7.13, 30):
+        signal = np.zeros(round(seconds * 16_000), np.float32)
+        features = extract([signal], sampling_rate=16_000, return_tensors="pt" if "phi4" in name else "np")
+        encoded = rule.encode(seconds)
+        assert (encoded.rows, encoded.tokens) == (features[key].shape[1], tokens(features)), seconds
 
 
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])

@@ -314,10 +314,8 @@ def test_the_command(run: Any) -> None:
     assert tuple(found["weights_by_part"]) == PARTS
     assert sum(sum(parts.values()) for parts in found["weights_by_component"].values()) == found["weights"]
     assert found["quantization"] == {"scheme": "q4_k_m", "source": "llama.cpp", "unconverted_dtype": "float32"}
-    assert json.loads(run("memory", "gpt2", "--format", "json")[1])["memory"]["weights_by_part"] is None
-    code, out, err = run("memory", "llama3-8b", "--quantize", "q4km")
-    assert (code, out) == (2, "")
-    assert "Did you mean" in err
+    assert run("memory", "gpt2", "--format", "json").document["memory"]["weights_by_part"] is None
+    assert "Did you mean" in run("memory", "llama3-8b", "--quantize", "q4km").error
     assert run("memory", "llama3-8b", "--quantize", "q4_k_m", "--phase", "training")[0] == 2
 
 
@@ -415,6 +413,20 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
     gates = {f"model.layers.{i}.mlp.gate": {"group_size": 32, "bits": 8} for i in range(MIXTURE.main.num_hidden_layers)}
     kept = dict.fromkeys(gates, False)
     assert of_config(MIXTURE, **MLX, **gates).total < of_config(MIXTURE, **MLX, **kept).total
+
+
+def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
+    """`MoEGate` of mlx-lm's deepseek_v3.py has a bare `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
+    routers = sum(site.tensor.size for site in sites(MIXTURE.tree()) if site.kind == "router")
+    bare, usual = (
+        quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
+        for kind in ("deepseek_v3", "qwen3_moe")
+    )
+    assert bare.unconverted - usual.unconverted == 2 * routers
+    assert usual.weights - bare.weights == routers // 2
+    scheme = _mlx({"model_type": "kimi_k25", "text_config": {}, "quantization": MLX})
+    quantized_size(MIXTURE, scheme)
+    assert "routers" not in " ".join(scheme.notes())
 
 
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])

@@ -102,7 +102,7 @@ def test_the_command_reads_the_names_of_the_config(run: Any, tmp_path: Path) -> 
     quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ignored}
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**CONFIG, "text_config": text, "quantization_config": quantization}))
-    found = json.loads(run("memory", str(file), "--format", "json").out)["memory"]["weights_by_part"]
+    found = run("memory", str(file), "--format", "json").document["memory"]["weights_by_part"]
     assert found["weights"] == 2 * 4 * 3 * 64 * 32
     assert load(str(file)).checkpoint is not None
 

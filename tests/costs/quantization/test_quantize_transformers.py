@@ -196,6 +196,37 @@ def test_linear_modules_of_transformers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_gemma_with_quantized_tables() -> None:
+    """The form of Gemma 4 E2B's checkpoint for mobile devices: tables, head and networks in their own bits."""
+    from transformers import GemmaQuantizationConfig
+    from transformers.integrations.gemma_quant import replace_with_quant_layers
+
+    table = {
+        "num_bits": 4,
+        "quantize_embeddings": True,
+        "module_quant_configs": {
+            "^lm_head$": {"num_bits": 2},
+            r"embed_tokens$": {"num_bits": 2},
+            r"layers\.\d+\.mlp\.": {"num_bits": 2},
+            r"per_layer_projection$": {"num_bits": 8},
+        },
+        "modules_to_not_convert": ["per_layer_model_projection"],
+    }
+    shapes_of_class = import_module("tests.families.gemma.gemma4").SHAPES["Gemma4ForCausalLM"]
+    shape = next(c for c in shapes_of_class if c.get("hidden_size_per_layer_input") and not c.get("enable_moe_block"))
+    config = {"architectures": ["Gemma4ForCausalLM"], **shape, "tie_word_embeddings": False}
+    described = llmcalc.load(config)
+    scheme = scheme_of_config({"quantization_config": {"quant_method": "gemma", **table}})
+    assert scheme is not None
+    assert described.checkpoint is not None
+    names = described.checkpoint.names(described.model.tree(), described.model.kind)
+    found = quantized_size(described.model, scheme, names=names)
+    model = replace_with_quant_layers(build(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"])
+    assert found.total == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert "3 % more than its class" in " ".join(scheme.notes())
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_bitnet_model() -> None:
     """All layers except the output head, which is a separate layer in the first shape; online training stores plain
     weights.

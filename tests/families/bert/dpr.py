@@ -2,15 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-DPR: dict[str, Any] = {
-    "model_type": "dpr",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 40,
-}
+from tests.families.sizes import COMMON_SMALL
+
+DPR: dict[str, Any] = {"model_type": "dpr", **COMMON_SMALL, "max_position_embeddings": 40}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "DPRQuestionEncoder": [DPR, {**DPR, "type_vocab_size": 1, "hidden_act": "relu", "num_attention_heads": 2}],

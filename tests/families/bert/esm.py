@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "esm",
+    **COMMON_SMALL,
     "vocab_size": 33,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
     "max_position_embeddings": 90,
     "pad_token_id": 1,
     "mask_token_id": 32,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "mask_token_id": 3,
-}
+from tests.families.sizes import COMMON_SMALL
+
+SMALL: dict[str, Any] = {**COMMON_SMALL, "vocab_size": 40, "mask_token_id": 3}
 
 SHAPES = {
     "EsmcForMaskedLM": [

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "longformer",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    **COMMON_SMALL,
     "max_position_embeddings": 66,
     "attention_window": 4,
 }

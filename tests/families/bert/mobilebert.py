@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "mobilebert",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "embedding_size": 12,
-    "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "intermediate_size": 40,
     "intra_bottleneck_size": 16,

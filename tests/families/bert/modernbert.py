@@ -2,15 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 IDS = {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 90,
-}
+SMALL: dict[str, Any] = {**COMMON_SMALL, "num_hidden_layers": 4, "max_position_embeddings": 90}
 MODERN: dict[str, Any] = {"model_type": "modernbert", **SMALL, **IDS, "local_attention": 16}
 DECODER: dict[str, Any] = {"model_type": "modernbert-decoder", **SMALL, **IDS, "local_attention": 32}
 EURO: dict[str, Any] = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
     "model_type": "neomme",
-    "vocab_size": 96,
+    **COMMON_GROUPED,
     "embedding_rank": 12,
-    "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 64,
     "sliding_window": 4,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "roc_bert",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    **COMMON_SMALL,
     "max_position_embeddings": 90,
     "pronunciation_embed_dim": 10,
     "pronunciation_vocab_size": 20,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "squeezebert",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "embedding_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
     "max_position_embeddings": 90,
 }
 

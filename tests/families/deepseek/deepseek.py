@@ -2,16 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 48,
-    **LATENT,
-}
+SMALL = {**COMMON_GROUPED, "num_key_value_heads": 4, **LATENT}
 MOE: dict[str, Any] = {
     **SMALL,
     "moe_intermediate_size": 20,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    **COMMON_GROUPED,
     "num_key_value_heads": None,
-    "intermediate_size": 48,
     "moe_intermediate_size": 24,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,

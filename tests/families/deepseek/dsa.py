@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "intermediate_size": 48,
     "kv_lora_rank": 24,
     "q_lora_rank": 20,
     "qk_nope_head_dim": 8,

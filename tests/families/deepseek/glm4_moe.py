@@ -2,15 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "num_experts_per_tok": 2,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "num_experts_per_tok": 2}
 MOE: dict[str, Any] = {**SMALL, "moe_intermediate_size": 20, "n_routed_experts": 8, "n_shared_experts": 1}
 
 SHAPES = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
     "model_type": "glm5_next_text",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "intermediate_size": 48,
     "moe_intermediate_size": 24,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,

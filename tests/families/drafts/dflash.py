@@ -2,17 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "target_layer_ids": [1, 3, 5],
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "head_dim": 8, "max_position_embeddings": 64, "target_layer_ids": [1, 3, 5]}
 WINDOWED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "sliding_window": 8,

@@ -2,15 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-DOGE: dict[str, Any] = {
-    "model_type": "doge",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+DOGE: dict[str, Any] = {"model_type": "doge", **COMMON_GROUPED, "num_hidden_layers": 2}
 MOE = {**DOGE, "is_moe": True, "num_experts": 36, "num_experts_per_tok": 5}
 
 SHAPES = {

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 40,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "num_hidden_layers": 4, "intermediate_size": 40}
 MOE: dict[str, Any] = {**SMALL, "moe_intermediate_size": 12, "moe_num_experts": 6, "moe_k": 2}
 ANGLES = {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [1, 1, 2]}
 VL: dict[str, Any] = {**SMALL, "moe_num_experts": 6, "moe_k": 2, "rope_parameters": ANGLES}

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL = {
     "model_type": "gpt_oss",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **COMMON_GROUPED,
     "intermediate_size": 20,
     "num_local_experts": 6,
     "num_experts_per_tok": 2,

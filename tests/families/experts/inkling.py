@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
     "model_type": "inkling_text",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 8,
     "swa_num_attention_heads": 6,
     "swa_num_key_value_heads": 3,
@@ -18,7 +17,6 @@ SMALL: dict[str, Any] = {
     "sliding_window_size": 7,
     "d_rel": 3,
     "rel_extent": 9,
-    "intermediate_size": 48,
     "moe_intermediate_size": 20,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "num_hidden_layers": 7, "num_key_value_heads": 1}
 FLASH: dict[str, Any] = {
     **SMALL,
     "model_type": "mimo_v2_flash",

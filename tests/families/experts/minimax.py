@@ -1,14 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 24,
-    "num_local_experts": 6,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = {**COMMON_GROUPED, "num_hidden_layers": 5, "intermediate_size": 24, "num_local_experts": 6}
 LISTED = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
 
 SHAPES = {

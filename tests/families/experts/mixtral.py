@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = COMMON_GROUPED
 LOCAL = {**SMALL, "num_local_experts": 4}
 QWEN = {**SMALL, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
 QWEN2 = {**QWEN, "shared_expert_intermediate_size": 40}

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = COMMON_GROUPED
 
 SHAPES = {
     "BitNetForCausalLM": [

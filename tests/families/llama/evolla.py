@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 EVOLLA: dict[str, Any] = {
     "model_type": "evolla",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **COMMON_GROUPED,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "aligner_num_add_layers": 2,
     "protein_encoder_config": {
         "hidden_size": 16,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "head_dim": 12,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_SMALL
+
+SMALL: dict[str, Any] = {**COMMON_SMALL, "num_hidden_layers": 2, "head_dim": 12}
 
 SHAPES = {
     "HrmTextForCausalLM": [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 VISION: dict[str, Any] = {
     "embed_dim": 16,
     "intermediate_size": 24,
@@ -14,11 +16,8 @@ VISION: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = {
     "model_type": "idefics",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
     "cross_layer_interval": 2,
     "vision_config": VISION,
 }

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
     "model_type": "llama4_text",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "intermediate_size": 20,
     "intermediate_size_mlp": 48,
     "num_local_experts": 4,

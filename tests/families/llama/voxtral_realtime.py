@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SMALL: dict[str, Any] = {
     "model_type": "voxtral_realtime_text",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **COMMON_GROUPED,
     "sliding_window": 8,
     "tie_word_embeddings": True,
 }

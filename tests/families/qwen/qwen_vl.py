@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = COMMON_GROUPED
 TURNED = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
 SLIDING = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "num_key_value_heads": None}
 EXPERTS = {**SMALL, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -22,12 +24,10 @@ BIASED = {"attention_bias": True, "tie_word_embeddings": True}
 LISTED = ["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"]
 
 KIMI = {
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "intermediate_size": 40,
     "moe_intermediate_size": 12,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "kv_lora_rank": 10,
     "qk_rope_head_dim": 4,
@@ -57,11 +57,9 @@ CHECKPOINT = {
     "short_conv_kernel_size": 3,
 }
 OLMO = {
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "intermediate_size": 40,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,

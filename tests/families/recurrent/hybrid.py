@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = {**COMMON_GROUPED, "num_hidden_layers": 4}
 HEADS = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 16}
 
 SHAPES = {

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL = {**COMMON_GROUPED, "num_hidden_layers": 5}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 LISTED = ["conv", "conv", "full_attention", "conv", "full_attention"]
 EXPERTS = {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2, "layer_types": LISTED}

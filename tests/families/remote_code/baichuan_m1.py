@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 BAICHUAN: dict[str, Any] = {
     "model_type": "baichuan_m1",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
     "max_position_embeddings": 64,
     "sliding_window": 5,
     "conv_window": 2,

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 DOMYN: dict[str, Any] = {
     "model_type": "domynedge",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "position_layers": ["nope", "rope", "rope", "nope"],
     "window_sizes": [[-1, 0], [8, 0], [8, 0], [-1, 0]],

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+from tests.families.sizes import COMMON_SMALL
+
+SMALL: dict[str, Any] = {**COMMON_SMALL, "max_position_embeddings": 64}
 JINA: dict[str, Any] = {"model_type": "jina_bert", **SMALL}
 NEOBERT: dict[str, Any] = {
     "model_type": "neobert",

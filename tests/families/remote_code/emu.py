@@ -2,16 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-EMU: dict[str, Any] = {
-    "model_type": "emu3_5",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+EMU: dict[str, Any] = {"model_type": "emu3_5", **COMMON_GROUPED, "max_position_embeddings": 64}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "Emu3ForCausalLM": [

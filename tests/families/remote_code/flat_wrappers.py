@@ -2,17 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 from .moondream3 import VISION as MOONDREAM_VISION
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "max_position_embeddings": 64}
 LLAVA: dict[str, Any] = {
     **SMALL,
     "mm_hidden_size": 24,

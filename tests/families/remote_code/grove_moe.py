@@ -2,17 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 GROVE: dict[str, Any] = {
     "model_type": "grove_moe",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **COMMON_GROUPED,
     "moe_intermediate_size": 16,
     "num_experts": 8,
     "num_experts_per_tok": 3,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 64,
 }

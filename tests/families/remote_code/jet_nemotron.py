@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 JET: dict[str, Any] = {
     "model_type": "jet_nemotron",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
     "layer_types": ["jet", "attn", "swa", "jet"],

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 TEXT: dict[str, Any] = {
     "model_type": "kimi_linear",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_SMALL,
     "intermediate_size": 40,
     "moe_intermediate_size": 12,
     "num_hidden_layers": 5,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "kv_lora_rank": 10,
     "q_lora_rank": 14,

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 LING: dict[str, Any] = {
     "model_type": "bailing_moe_v2_5",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "intermediate_size": 48,
     "moe_intermediate_size": 16,
     "num_experts": 8,
     "num_experts_per_tok": 2,

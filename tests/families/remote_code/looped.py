@@ -2,16 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-OURO: dict[str, Any] = {
-    "model_type": "ouro",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+OURO: dict[str, Any] = {"model_type": "ouro", **COMMON_GROUPED, "num_hidden_layers": 2, "max_position_embeddings": 64}
 
 LOOPCODER: dict[str, Any] = {
     "model_type": "iquestloopcoder",

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 MIMO: dict[str, Any] = {
     "model_type": "mimo_v2",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 12,
     "v_head_dim": 8,
-    "intermediate_size": 48,
     "moe_intermediate_size": 16,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SALA: dict[str, Any] = {
     "model_type": "minicpm_sala",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
+    **COMMON_GROUPED,
     "lightning_nh": 4,
     "lightning_nkv": 4,
     "lightning_head_dim": 12,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from tests.families.sizes import COMMON_GROUPED
+
 OLMO = {
     "model_type": "hf_olmo",
     "vocab_size": 90,
@@ -16,13 +18,10 @@ OLMO = {
 }
 MOLMO = {
     "model_type": "molmo",
+    **COMMON_GROUPED,
     "vocab_size": 90,
     "embedding_size": 96,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
     "max_position_embeddings": 64,
     "layer_norm_type": "rms",
     "qkv_bias": True,

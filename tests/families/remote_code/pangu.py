@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 PANGU: dict[str, Any] = {
     "model_type": "pangu_ultra_moe",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    **COMMON_SMALL,
     "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
     "sandwich_norm": True,

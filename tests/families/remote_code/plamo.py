@@ -2,15 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+from tests.families.sizes import COMMON_GROUPED
+
+SMALL: dict[str, Any] = {**COMMON_GROUPED, "num_hidden_layers": 4, "max_position_embeddings": 64}
 PLAMO2 = {
     "model_type": "plamo2",
     **SMALL,

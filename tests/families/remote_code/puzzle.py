@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 PUZZLE: dict[str, Any] = {
     "model_type": "nemotron_h_puzzle",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **COMMON_GROUPED,
     "head_dim": 8,
-    "intermediate_size": 48,
     "mamba_num_heads": 4,
     "mamba_head_dim": 16,
     "ssm_state_size": 8,

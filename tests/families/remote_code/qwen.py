@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from tests.families.sizes import COMMON_SMALL
+
 SHAPES = {
     "QWenLMHeadModel": [
         {
             "model_type": "qwen",
-            "vocab_size": 96,
-            "hidden_size": 32,
+            **COMMON_SMALL,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
             "intermediate_size": 96,
             "kv_channels": 8,
             "max_position_embeddings": 64,

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 SPARK: dict[str, Any] = {
     "model_type": "spark2_5",
-    "vocab_size": 96,
-    "hidden_size": 32,
+    **COMMON_GROUPED,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
-    "intermediate_size": 48,
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
     "rope_parameters": {

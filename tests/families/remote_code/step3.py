@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_SMALL
+
 SMALL: dict[str, Any] = {
     "model_type": "step3_text",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    **COMMON_SMALL,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
     "head_dim": 8,
     "share_q_dim": 20,
     "moe_intermediate_size": 16,

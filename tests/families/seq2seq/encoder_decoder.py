@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
-    "model_type": "bert",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 90,
-}
+from tests.families.sizes import COMMON_SMALL
+
+SMALL: dict[str, Any] = {"model_type": "bert", **COMMON_SMALL, "max_position_embeddings": 90}
 DECODER: dict[str, Any] = {**SMALL, "vocab_size": 80, "is_decoder": True, "add_cross_attention": True}
 
 SHAPES = {

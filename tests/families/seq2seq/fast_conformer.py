@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 ENCODER: dict[str, Any] = {
     "model_type": "parakeet_encoder",
     "hidden_size": 32,
@@ -21,16 +23,7 @@ WITHOUT_BIASES: dict[str, Any] = {
     "subsampling_factor": 4,
     "hidden_act": "gelu",
 }
-DECODER: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "max_position_embeddings": 200,
-}
+DECODER: dict[str, Any] = {**COMMON_GROUPED, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 200}
 CANARY: dict[str, Any] = {
     "model_type": "canary",
     "vocab_size": 96,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_GROUPED
+
 ENCODER: dict[str, Any] = {
     "model_type": "moonshine_streaming_encoder",
     "hidden_size": 24,
@@ -16,11 +18,7 @@ ENCODER: dict[str, Any] = {
 }
 MOONSHINE: dict[str, Any] = {
     "model_type": "moonshine_streaming",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    **COMMON_GROUPED,
     "num_key_value_heads": 4,
     "max_position_embeddings": 300,
     "encoder_config": ENCODER,

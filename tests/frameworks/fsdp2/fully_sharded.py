@@ -36,6 +36,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.loop import build_optimizers, encoder_input, loss_or_output, token_ids
+from llmcalc.witnesses.measure import default_dtype
 from tests.simulator.witness import Alive
 
 STEPS = 2
@@ -223,16 +224,8 @@ def is_layer(name: str) -> bool:
     return own.isdigit() and above.rpartition(".")[2] == "layers"
 
 
-def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
-    """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype))
-    try:
-        model: Any = spec.reference()
-    finally:
-        torch.set_default_dtype(before)
-    adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
-    variants.use_kernels(model, training.choices, training.recompute, adapters)
+def shard_layers(model: Any, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> list[str]:
+    """Wraps each layer and then the whole model by `fully_shard`; returns the paths of the layers."""
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
 
     def wrap(module: Any, reshards: bool | None) -> None:
@@ -245,6 +238,16 @@ def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
         wrap(model.embed_tokens, layout.reshard)
         wrap([model.norm, model.lm_head], False)
     wrap(model, None)
+    return layers
+
+
+def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
+    """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
+    with default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype)):
+        model: Any = spec.reference()
+    adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
+    variants.use_kernels(model, training.choices, training.recompute, adapters)
+    layers = shard_layers(model, training, layout, fsdp, mesh)
     modules = [model.get_submodule(name) for name in layers]
     for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
         ahead = fsdp.prefetch
@@ -255,6 +258,17 @@ def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
     return model
 
 
+@contextmanager
+def without_shared_fields() -> Iterator[None]:
+    """Hides the fields of `ForwardPass` from `fully_shard`: what all layers share is no argument of theirs."""
+    fields = vars(ForwardPass)["__dataclass_fields__"]
+    del ForwardPass.__dataclass_fields__
+    try:
+        yield
+    finally:
+        ForwardPass.__dataclass_fields__ = fields
+
+
 def by_torch(
     spec: ModelSpec,
     training: Training,
@@ -263,33 +277,32 @@ def by_torch(
     fsdp: Fsdp = TITAN,
     watch: type[Tracker | Followed] = Tracker,
     beside: Any = None,
-    fake: bool = False,
+    fake: bool | None = None,
+    mesh_of: Callable[..., Any] = process_group,
+    shard: Callable[..., Any] = sharded,
 ) -> Steps:
-    """Steps of the reference. beside: a further dispatch mode, around the steps. fake: whether its tensors have no
-    values, which takes longer for a small model; the flash kernel of GPUs runs on such tensors alone.
+    """Steps of the reference.
+
+    beside: a further context, around the steps.
+    fake: whether its tensors have no values, which takes longer for a small model; by default where the flash kernel of
+        GPUs runs, which does on such tensors alone.
+    mesh_of, shard: context of a rank's mesh; function that builds the reference and shards it over the mesh.
     """
-    fake, fused = fake or training.choices.attention == "flash", training.implementation == "fused"
+    fake = training.choices.attention == "flash" if fake is None else fake
+    fused = training.implementation == "fused"
     seen = Steps()
-    fields = vars(ForwardPass)["__dataclass_fields__"]
-    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
-    try:
-        with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
-            model = sharded(spec, training, layout, fsdp, mesh)
-            parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = build_optimizers(
-                training.optimizer, parameters, training.implementation or "foreach", training.momentum
-            )
-            tracker: Any = watch(model, optimizer)
-            with tracker:
-                seen.bytes[Seen(0, 0, "set-up")] = tracker.now
-                if beside is None:
-                    _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
-                else:
-                    with beside:
-                        _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
-            seen.parameters = 0 if fused else sum("step" in one for one in optimizer.state.values())
-    finally:
-        ForwardPass.__dataclass_fields__ = fields
+    with without_shared_fields(), mesh_of(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
+        model = shard(spec, training, layout, fsdp, mesh)
+        parameters = [(one, False) for one in model.parameters()]
+        (optimizer,) = build_optimizers(
+            training.optimizer, parameters, training.implementation or "foreach", training.momentum
+        )
+        tracker: Any = watch(model, optimizer)
+        with tracker:
+            seen.bytes[Seen(0, 0, "set-up")] = tracker.now
+            with beside or nullcontext():
+                _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
+        seen.parameters = 0 if fused else sum("step" in one for one in optimizer.state.values())
     return seen
 
 

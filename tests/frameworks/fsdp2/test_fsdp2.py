@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmcalc
 from llmcalc.components.base import Component
+from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.host import pinned_bytes
@@ -38,6 +40,7 @@ from llmcalc.frameworks.fsdp2.training import (
     TITAN,
     Fsdp,
     FsdpRun,
+    check_optimizer,
     record,
     sharding,
     torchtitan_training,
@@ -567,6 +570,23 @@ def test_what_many_layers_send() -> None:
 def test_what_is_not_modelled(layout: Layout, rank: int, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         fsdp_memory(family("llama3-8b"), Training(batch=1, seq=9, **changes), layout, rank)
+
+
+def test_states_of_8_bits_are_those_of_local_rows() -> None:
+    """torchao/optim/adam.py, `_new_buffer`: two states of the local tensor, with a scale per 256, and maps."""
+    small_model = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
+    options: dict[str, Any] = {"phase": "training", "seq": 64, "optimizer": "adamw-8bit-torchao"}
+    phases = llmcalc.memory(small_model, devices=3, fsdp=3, **options).document["memory"]["by_phase"]
+    expected = 0
+    for trained_tensor in trained_tensors(small_model.tree()):
+        rows, *other_sizes = trained_tensor.tensor.shape
+        size = prod((-(-rows // 3), *other_sizes))
+        is_quantized = size >= 4096 and size % 256 == 0
+        state = size + 4 * size // 256 + 4 * 256 if is_quantized else 4 * size
+        expected += trained_tensor.times * 2 * state
+    assert phases["step"]["optimizer"] == expected
+    with pytest.raises(InputError, match="on shards it is not modelled"):
+        check_optimizer(Training(optimizer="adamw-8bit-torchao"), is_flat=True)
 
 
 def test_layers_that_share_parameters_are_refused() -> None:

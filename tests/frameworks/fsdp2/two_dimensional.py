@@ -20,7 +20,6 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import (
@@ -34,14 +33,14 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import build_optimizers
-from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Steps, Tracker, _steps, is_layer
+from llmcalc.witnesses.measure import default_dtype
+from tests.frameworks.fsdp2 import fully_sharded
+from tests.frameworks.fsdp2.fully_sharded import Followed, Steps, Tracker, is_layer, shard_layers
 
 KINDS = {
     "_allgather_base_": "all_gather",
@@ -127,30 +126,16 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
 
 def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
     """The reference, divided, and then sharded as torchtitan does it."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, fsdp.dtype))
-    try:
+    with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
-    finally:
-        torch.set_default_dtype(before)
     divide(model, mesh["tp"], fsdp.divides_loss)
     variants.use_kernels(model, training.choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model
-    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
-    shards = mesh["replicas", "shards"] if layout.hsdp_replicas > 1 else mesh["shards"]
-
-    def wrap(module: Any, reshards: bool | None) -> None:
-        fully_shard(module, mesh=shards, mp_policy=formats, reshard_after_forward=reshards)
-
-    layers = [name for name, _ in model.named_modules() if is_layer(name)]
-    for name in layers:
-        wrap(model.get_submodule(name), layout.reshard and not (fsdp.keeps_last and name == layers[-1]))
-    if fsdp.splits:
-        wrap(model.embed_tokens, layout.reshard)
-        wrap([model.norm, model.lm_head], False)
-    wrap(model, None)
+    shard_layers(
+        model, training, layout, fsdp, mesh["replicas", "shards"] if layout.hsdp_replicas > 1 else mesh["shards"]
+    )
     return model
 
 
@@ -178,30 +163,14 @@ def by_torch(
     beside: Any = None,
 ) -> Steps:
     """Steps of the reference. beside: a further dispatch mode, around the steps."""
-    seen = Steps()
-    fields = vars(ForwardPass)["__dataclass_fields__"]
-    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
-    try:
-        with process_group(layout, rank) as mesh:
-            model = sharded(spec, training, layout, fsdp, mesh)
-            parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = build_optimizers(
-                training.optimizer, parameters, training.implementation or "foreach", training.momentum
-            )
-            tracker: Any = watch(model, optimizer)
-            with (
-                warnings.catch_warnings(),
-                tracker,
-                loss_parallel() if fsdp.divides_loss else nullcontext(),
-                beside or nullcontext(),
-            ):
-                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-                seen.bytes[Seen(0, 0, "set-up")] = tracker.now
-                _steps(spec, training, fsdp, model, optimizer, tracker, seen, False)
-            counted = (
-                0 if training.implementation == "fused" else sum("step" in one for one in optimizer.state.values())
-            )
-            seen.parameters = counted
-    finally:
-        ForwardPass.__dataclass_fields__ = fields
-    return seen
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+
+        @contextmanager
+        def around_steps() -> Iterator[None]:
+            with loss_parallel() if fsdp.divides_loss else nullcontext(), beside or nullcontext():
+                yield
+
+        return fully_sharded.by_torch(
+            spec, training, layout, rank, fsdp, watch, around_steps(), False, process_group, sharded
+        )

@@ -67,6 +67,25 @@ def test_a_policy_of_megatron_core() -> None:
     assert launch.settings["precision_aware_optimizer"] is True
 
 
+def test_stages_of_other_lengths_follow_from_the_models_layers() -> None:
+    sizes: dict[str, Any] = {"pipeline_model_parallel_size": 4, "num_layers_in_first_pipeline_stage": 7}
+    optimizer = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
+    sizes |= {"num_layers_in_last_pipeline_stage": 5, "optimizer": optimizer}
+    launch = read("grpo_math_8B_megatron.yaml", {"megatron_cfg": sizes})
+    assert launch.settings["optimizer_offload"] is True
+    assert launch.layout.pp_layout is None
+    assert launch.with_stage_sizes(32).layout.pp_layout == (7, 10, 10, 5)
+    with pytest.raises(InputError, match="layers of the first and of the last stage: 21 layers are left"):
+        launch.with_stage_sizes(33)
+
+
+def test_rollouts_in_8_bits() -> None:
+    table = {"precision": "fp8", "kv_cache_dtype": "fp8"}
+    rollout = read("grpo_math_8B_megatron.yaml", {"generation": {"vllm_cfg": table}}).rollout
+    assert rollout is not None
+    assert (rollout.flags["quantization"], rollout.flags["kv_cache_dtype"]) == ("fp8", "fp8")
+
+
 def test_devices_of_separate_rollouts_do_not_train() -> None:
     colocated = {"enabled": False, "resources": {"gpus_per_node": 8, "num_nodes": 1}}
     policy = {"generation": {"colocated": colocated}}

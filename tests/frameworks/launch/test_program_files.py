@@ -70,6 +70,13 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         "megatron",
         {"lora_rank": 16, "lora_library": "megatron-bridge", "lora_dropout": True, "lora_dtype": "bf16"},
     ),
+    (
+        "verl_megatron.sh 4 +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True "
+        "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=1.",
+        "verl",
+        "megatron",
+        {"optimizer_offload": True, "tp": 4},
+    ),
     ("megatron_deepspeed.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
     ("pai_qwen2.sh dsw 7B 2 bf16", "pai-megatron-patch", "megatron", {"tp": 2, "dp": 4, "sequence_parallel": True}),
     ("nanogpt_small.py", "nanogpt", "torch", {"dp": 1, "batch": 8, "seq": 512, "num_microbatches": 16}),
@@ -193,7 +200,7 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
         ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
         ("model.lora.rank=32", r"model\.lora\.rank"),
         ("model.mtp.enable_train=True", "mtp"),
-        ("actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=3", "num_layers_in_last"),
+        ("actor.megatron.override_transformer_config.account_for_loss_in_pipeline_split=True", "account_for_loss"),
     ],
 )
 def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:

@@ -432,8 +432,8 @@ def test_the_document_names_devices() -> None:
         *("-c", "16384", "-ngl", "99", "-ot", r"blk\.[0-9]\.ffn_.*_exps.=CPU", "-ot", r"blk\.[1-3].\.ffn_.*_exps.=CPU"),
         *("-fa", "-t", "8", "--jinja", "--format", "json"),
     )
-    document = json.loads(result.stdout)
-    assert result.returncode == 0, result.stderr
+    document = json.loads(result.out)
+    assert result.code == 0, result.err
     assert {(term["name"], term["device"]) for term in document["terms"]} >= {
         ("model_buffer", "CUDA0"), ("model_buffer", "CPU"), ("kv_buffer", "CUDA0"), ("compute_buffer", "CUDA0"),
         ("compute_buffer", "CPU"),
@@ -486,9 +486,9 @@ def test_heads_are_rotated_before_a_cache_of_blocks(cache: str, matrices: int) -
 )  # fmt: skip
 def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
     result = command(*arguments)
-    assert result.returncode == code, result.stdout + result.stderr
-    assert message in result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.code == code, result.out + result.err
+    assert message in result.out + result.err
+    assert "Traceback" not in result.err
 
 
 def test_fit_names_the_placements_that_a_card_holds() -> None:

@@ -381,6 +381,7 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
         ({"precision_aware_optimizer": True}, 16),
         ({"precision_aware_optimizer": True, "optimizer_dtype": "bfloat16", "grad_dtype": "bfloat16"}, 10),
         ({"grad_dtype": "bfloat16"}, 20),
+        ({"optimizer_offload": True}, 6),
     ],
 )
 def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
@@ -391,6 +392,17 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
     copies = sum(one.bytes for one in run.gradient_copies)
     assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
+
+
+def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
+    """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
+    one = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
+    on_host = rank_memory(one.spec, settings_of(one, Layout(dp=2, zero=1)), 0).host
+    parameters = one.states.count.total / 2
+    assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
+    assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])
+    with pytest.raises(InputError, match="--optimizer-offload: of Megatron's distributed optimizer alone"):
+        settings_of(one, Layout(dp=2))
 
 
 def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:

@@ -280,7 +280,15 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl (CUDA graphs)"),
         ({"use_megatron_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),
         ({"use_custom_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),
-        ({"optimizer_cpu_offload": True}, "--optimizer-cpu-offload (offloading to the host)"),
+        (
+            {
+                "optimizer_cpu_offload": True,
+                "optimizer_offload_fraction": 0.5,
+                "use_precision_aware_optimizer": True,
+                "use_distributed_optimizer": True,
+            },
+            "--optimizer-cpu-offload (Adam's step on the host with other than --optimizer-offload-fraction 1)",
+        ),
         ({"optimizer": "soap"}, "--optimizer (another optimizer)"),
         ({"inference_max_requests": 4}, "--inference-max-requests (inference, not training)"),
         ({"hiden_size": 4}, "--hiden-size (no argument that is known. Did you mean --hidden-size"),

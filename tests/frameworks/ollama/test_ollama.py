@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -104,8 +103,7 @@ def test_variables_are_written_as_in_a_shell() -> None:
         "memory", "llama3.1-8b", "--engine", "ollama==0.12.6", "--hardware", "rtx-3060", "--quantize", "q4_k_m",
         "--num_ctx", "8k", "OLLAMA_NUM_PARALLEL=2", "--format", "json",
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
+    document = result.document
     assert document["max_model_len"] == 8000
     assert document["max_concurrency"] == 2
     assert "OLLAMA_NUM_PARALLEL" not in document["assumed"]

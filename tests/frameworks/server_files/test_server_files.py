@@ -367,16 +367,14 @@ def test_an_engine_beside_a_file_takes_its_servers_alone() -> None:
 def test_the_commands() -> None:
     file = str(SERVING / "vllm_serve.sh")
     missing = command("memory", "--launch", file)
-    assert missing.returncode == 2
+    assert missing.code == 2
     result = command("memory", "--launch", file, "--hardware", "h100", "--max-model-len", "8k", "--format", "json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["max_model_len"] == 8000
-    assert command("memory", "llama3.1-405b", "--launch", file, "--hardware", "h100").returncode == 1
+    assert result.document["max_model_len"] == 8000
+    assert command("memory", "llama3.1-405b", "--launch", file, "--hardware", "h100").code == 1
     fit = command("fit", "--launch", file, "--hardware", "rtx-4090", "--users", "4", "--seq", "4k", "--format", "json")
-    assert fit.returncode == 0, fit.stderr
-    assert json.loads(fit.stdout)["max_model_len"] == 4096
+    assert fit.document["max_model_len"] == 4096
     several = command("memory", "--launch", str(SERVING / "compose.yml"), "--hardware", "h100", "--format", "json")
-    assert [document["launch"]["place"] for document in json.loads(several.stdout)] == [
+    assert [document["launch"]["place"] for document in json.loads(several.out)] == [
         "services.chat",
         "services.small",
     ]

@@ -21,7 +21,6 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.fsdp2.training import Fsdp
@@ -32,7 +31,8 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
 from llmcalc.witnesses.loop import build_optimizers, token_ids
-from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT
+from llmcalc.witnesses.measure import default_dtype
+from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT, without_shared_fields
 from tests.frameworks.fsdp2.two_dimensional import Parts, divide
 
 STEPS = 2
@@ -80,12 +80,8 @@ def sending() -> Iterator[None]:
 
 def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
     """The layers of one stage of the reference, wrapped."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, fsdp.dtype))
-    try:
+    with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
-    finally:
-        torch.set_default_dtype(before)
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
@@ -109,31 +105,24 @@ def by_torch(
     spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
 ) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
-    fields = vars(ForwardPass)["__dataclass_fields__"]
-    del ForwardPass.__dataclass_fields__  # what all layers share is no argument of theirs
-    try:
-        with mesh_of(layout, rank) as mesh:
-            layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-            own = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
-            parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
-            updates = [
-                next(
-                    iter(
-                        build_optimizers(
-                            training.optimizer, [(one, False) for one in part.parameters()], "foreach", False
-                        )
-                    )
+    with without_shared_fields(), mesh_of(layout, rank) as mesh:
+        layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+        own = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
+        parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
+        updates = [
+            next(
+                iter(
+                    build_optimizers(training.optimizer, [(one, False) for one in part.parameters()], "foreach", False)
                 )
-                for part in parts
-            ]
-            schedule = _schedule(spec, training, layout, mesh, own, parts)
-            watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
-            divided = loss_parallel() if layout.tp > 1 else nullcontext()
-            with warnings.catch_warnings(), watch, sending(), divided:
-                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-                return _steps(spec, training, schedule_settings, schedule, own, parts, updates, watch)
-    finally:
-        ForwardPass.__dataclass_fields__ = fields
+            )
+            for part in parts
+        ]
+        schedule = _schedule(spec, training, layout, mesh, own, parts)
+        watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
+        divided = loss_parallel() if layout.tp > 1 else nullcontext()
+        with warnings.catch_warnings(), watch, sending(), divided:
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+            return _steps(spec, training, schedule_settings, schedule, own, parts, updates, watch)
 
 
 def _steps(

@@ -90,5 +90,5 @@ def test_of_a_long_pipeline_the_ranks_that_may_need_most_are_replayed(monkeypatc
 def test_stages_that_are_not_replayed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "MOST_PASSES_OF_ALL_STAGES", 63)
     words = ["gpt2", "--phase", "training", "--framework", "torch", "--pp", "6", "--num-microbatches", "8", "--notes"]
-    screen = " ".join(command("memory", *words).stdout.split())
+    screen = " ".join(command("memory", *words).out.split())
     assert "stages 2–4: not replayed, since an earlier stage has all of their layers and more micro-batches" in screen

@@ -205,8 +205,8 @@ def test_the_document_has_the_keys_of_engines() -> None:
         *("memory", "llama3.1-8b", "--engine", "vllm==0.19", "--hardware", "h100", "-tp", "2", "--max_model_len=32K"),
         *("--enforce-eager", "--trust-remote-code", "--format", "json"),
     )
-    document = json.loads(result.stdout)
-    assert result.returncode == 0, result.stderr
+    document = json.loads(result.out)
+    assert result.code == 0, result.err
     assert document["engine"] == {"name": "vllm", "version": "0.19", "record": "0.19"}
     assert [term["name"] for term in document["terms"]] == [
         "budget", "weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache",
@@ -233,13 +233,13 @@ def test_the_document_has_the_keys_of_engines() -> None:
 )
 def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
     result = command(*arguments)
-    assert result.returncode == code, result.stdout + result.stderr
-    assert message in result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.code == code, result.out + result.err
+    assert message in result.out + result.err
+    assert "Traceback" not in result.err
 
 
 def test_a_screen_has_at_most_24_lines_before_its_notes() -> None:
-    lines = command("memory", "llama3.1-8b", "--engine", "vllm==0.33", "--hardware", "h100").stdout.splitlines()
+    lines = command("memory", "llama3.1-8b", "--engine", "vllm==0.33", "--hardware", "h100").out.splitlines()
     assert "it starts" in lines[0]
     assert len(lines) <= 26
 
@@ -535,11 +535,11 @@ def test_a_request_of_compressed_attention_needs_what_vllm_prints() -> None:
 )
 def test_what_is_not_modelled_of_compressed_attention_is_refused(flags: tuple[str, ...], message: str) -> None:
     done = command("memory", "deepseek-v4-flash", "--engine", "vllm", "--hardware", "h200", *flags)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert done.code == 2
+    assert message in done.err
     refused = command("memory", "deepseek-v4-flash", "--engine", "vllm==0.19", "--hardware", "h200")
-    assert refused.returncode == 2
-    assert "compressed attention is modelled from vLLM 0.20 on" in refused.stderr
+    assert refused.code == 2
+    assert "compressed attention is modelled from vLLM 0.20 on" in refused.err
 
 
 def test_the_word_of_scaled_latents_is_for_sparse_attention_alone() -> None:

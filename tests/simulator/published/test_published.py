@@ -17,14 +17,13 @@ from llmcalc.components.evidence import part_evidence
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
-from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.autograd import Graph, backward, saved_storages
+from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.evidence import evidence_of_kernels
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.published import KERNELS as TABLE
 from llmcalc.simulator.published import LIBRARIES
-from llmcalc.simulator.tensor import BFLOAT16, DTYPES, Tensor, empty
+from llmcalc.simulator.tensor import BFLOAT16, Tensor, empty
 from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
@@ -34,6 +33,7 @@ from tests.simulator.published import launchless
 from tests.simulator.published.kernels import KERNELS, KernelCase, Of
 from tests.simulator.published.modules import MODULES, NORM, ModuleCase
 from tests.simulator.published.record import RECORDS
+from tests.simulator.replayed_kernel import held, held_by_kernel
 from tests.simulator.witness import Held
 
 RECORDED_REPEATS = json.loads(RECORDS.read_text())
@@ -49,26 +49,9 @@ def each(kind: str) -> list[Any]:
     ]
 
 
-def held(meter: Meter, graph: Graph, out: Tensor, base: int, counts_saved: bool = True) -> Held:
-    """What a forward pass left, and its backward pass. Bytes beside `base`."""
-    saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if counts_saved else 0
-    live, forward = meter.now - base, meter.peak - base
-    meter.restart()
-    output_gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
-    backward(graph, out, output_gradient)
-    del out, output_gradient
-    return Held(saved, live, forward, meter.peak - base, meter.now - base)
-
-
 def by_kernel(case: KernelCase, sizes: Of) -> Held:
-    meter = Meter()
-    graph = Graph(meter)
-    graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    meter.kind = "weights"
-    inputs = [empty(meter, shape, DTYPES[dtype], leaf=True) for shape, dtype in case.inputs(sizes)]
-    meter.kind, base = "temporary", meter.now
-    meter.restart()
-    return held(meter, graph, case.ours(Aten(graph), sizes, *inputs), base)
+    inputs = [(shape, dtype, True) for shape, dtype in case.inputs(sizes)]
+    return held_by_kernel(lambda aten, *tensors: case.ours(aten, sizes, *tensors), inputs)
 
 
 def program_of(case: ModuleCase, sizes: Of) -> tuple[Flow, Value]:

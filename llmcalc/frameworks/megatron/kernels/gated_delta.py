@@ -17,7 +17,7 @@ from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.published import fla
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Gradient, Needs, Tensor
-from .lowering import Gradients, SavedTensors
+from .lowering import Gradients, SavedTensors, steps_by_name
 from .mamba import MambaKernels
 
 CHUNK = 64
@@ -52,11 +52,7 @@ class DeltaKernels(MambaKernels):
         """Runs Megatron-Core's GatedDeltaNet.forward."""
         aten, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
-        operations = {
-            operation.name: operation
-            for operation in module_scope.items
-            if isinstance(operation, Step) and operation.name
-        }
+        operations = steps_by_name(module_scope)
         widths = [operations[name].outs[0].width for name in PROJECTIONS]
         query_projection = operations[PROJECTIONS[0]]
         input_value = query_projection.ins[0]

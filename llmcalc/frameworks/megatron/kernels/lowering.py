@@ -54,6 +54,11 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
+def steps_by_name(scope: Scope) -> dict[str, Step]:
+    """Returns the named steps that are directly in a scope."""
+    return {item.name: item for item in scope.items if isinstance(item, Step) and item.name}
+
+
 class Parameter(NamedTuple):
     """A parameter on one rank.
 
@@ -197,7 +202,7 @@ class PersistentTensors:
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
             with counted_as(self.meter, "gradients"):
-                gradient = self.dummies[weight.shape] = autograd_graph.new_tensor(weight.shape, BFLOAT16)
+                gradient = self.dummies[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient
 

@@ -14,6 +14,7 @@ from ....parallel.layout import ImpossibleLayout
 from ....simulator.published import mamba_ssm
 from ....simulator.strides import Shape
 from ....simulator.tensor import FLOAT32, Tensor
+from .lowering import steps_by_name
 from .mla import LatentKernels
 
 
@@ -33,11 +34,7 @@ class MambaKernels(LatentKernels):
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
         aten, op = self.t, scan.op
         assert isinstance(op, ChunkedScan)
-        operations = {
-            operation.name: operation
-            for operation in module_scope.items
-            if isinstance(operation, Step) and operation.name
-        }
+        operations = steps_by_name(module_scope)
         input_projection, output_projection, convolution_step = (
             operations["in_proj"],
             operations["out_proj"],

@@ -19,7 +19,7 @@ from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .fp8 import Fp8Kernels
-from .lowering import Gradients, SavedTensors
+from .lowering import Gradients, SavedTensors, steps_by_name
 
 ROWS = 256
 """Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
@@ -41,14 +41,7 @@ class SparseKernels(Fp8Kernels):
 
     def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
         """Runs Megatron-Core's AbsorbedMLASelfAttention.forward."""
-        aten, operations = (
-            self.t,
-            {
-                operation.name: operation
-                for operation in module_scope.items
-                if isinstance(operation, Step) and operation.name
-            },
-        )
+        aten, operations = self.t, steps_by_name(module_scope)
         if "q_a_proj" not in operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
@@ -179,14 +172,7 @@ class SparseKernels(Fp8Kernels):
         self, module_scope: Scope, x: Tensor, query_latent: Tensor, rows: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
-        aten, operations = (
-            self.t,
-            {
-                operation.name: operation
-                for operation in module_scope.items
-                if isinstance(operation, Step) and operation.name
-            },
-        )
+        aten, operations = self.t, steps_by_name(module_scope)
         heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
         rope = next(

@@ -107,8 +107,9 @@ def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
+    image = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
-        "image_processor": siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+        "image_processor": {**siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True), "image": image},
         "image_projector": projector(config.size("hidden_size"), *two_layers(width), **pooling),
     }
 
@@ -159,11 +160,23 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "convolution": convolution,
         "feed_forward": glu(config, bias=True, act="activation"),
         "norm": layernorm(),
+        "segment": PHI4_POSITIONS,
+        "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(h, *two_layers(width), frames=config.size("downsample_rate"))
-    return {"audio_encoder": tower, "audio_projector": audio_projector, "audio_vision_projector": audio_projector}
+    return {
+        "audio_encoder": tower,
+        "audio_projector": {**audio_projector, "with_images": False},
+        "audio_vision_projector": {**audio_projector, "with_images": True},
+    }
 
+
+PHI4_TILES = 36
+"""The most tiles of an image in Phi-4-multimodal's processor (`dynamic_hd`)."""
+
+PHI4_POSITIONS = 500
+"""The most positions that the layers of Phi-4-multimodal's audio encoder read at once."""
 
 QWEN2_AUDIO: Table = {
     "num_mel_bins": 128,

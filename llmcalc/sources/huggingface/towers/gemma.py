@@ -17,8 +17,19 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vision_section, vit
 
-GEMMA4_TOKENS, GEMMA4_MARKS = 280, 2
+GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
+
+GEMMA4_FRAMES: Table = {
+    "window": 321,
+    "lead": 160,
+    "multiple": 128,
+    "frames_per_token": 4,
+    "max_seconds": 30,
+    "marks": 2,
+}
+GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_seconds": 30, "marks": 4}
+"""How the published processors cut audio into frames, and the tokens that they write for a recording."""
 
 
 def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
@@ -36,7 +47,7 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamps, merge = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image = {"type": "budget", "max_tokens": GEMMA4_TOKENS, "merge": merge, "marks": GEMMA4_MARKS}
+    image = {**GEMMA4_BUDGET, "merge": merge}
     standardize = config.flag("standardize")
     tower = vit(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
     pooling: Table = {"merge": merge, "merged": "mean", "norm": unweighted_norm}
@@ -54,6 +65,7 @@ def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table
     mixer = {
         "num_attention_heads": config.size(heads),
         "relative_keys": True,
+        "chunk_size": config.size(f"{prefix}attention_chunk_size"),
         "context_left": max(1, config.count(f"{prefix}attention_context_left")),
         "context_right": config.count(f"{prefix}attention_context_right"),
     }
@@ -97,7 +109,8 @@ def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
     output_width, act = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamps = 4 * 10 if config.flag("use_clipped_linears") else 0
-    tower = _conformer_encoder(config, "", act, subsampling, output_size=output_width, clamps=clamps)
+    audio = {"type": "recording", **GEMMA4_FRAMES}
+    tower = _conformer_encoder(config, "", act, subsampling, output_size=output_width, clamps=clamps, audio=audio)
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
@@ -116,6 +129,7 @@ def _read_unified_vision(wrapper: Config, config: Config, width: int) -> Table:
         "patches": patches,
         "positions": positions,
         "norm": layernorm(1e-5),
+        "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
     return {
         "vision_embedder": embedder,
@@ -127,7 +141,11 @@ def _read_unified_audio(wrapper: Config, config: Config, width: int) -> Table:
     frame = config.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
-            frame, (width, False, "identity"), norm=rmsnorm(config.number("rms_norm_eps"), weight=False), raw=True
+            frame,
+            (width, False, "identity"),
+            norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
+            raw=True,
+            audio={"type": "recording", "window": 1, "hop": frame, "marks": 2},
         )
     }
 
@@ -161,7 +179,10 @@ def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    tower = _conformer_encoder(config, "conf_", "silu", subsampling)
+    audio = {"type": "recording", **GEMMA3N_FRAMES}
+    tower = _conformer_encoder(
+        config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio
+    )
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, width)}
 
 
@@ -196,6 +217,7 @@ GEMMA4_AUDIO: Table = {
     "hidden_act": "silu",
     "subsampling_conv_channels": [128, 32],
     "conv_kernel_size": 5,
+    "attention_chunk_size": 12,
     "attention_context_left": 13,
     "attention_context_right": 0,
     "use_clipped_linears": True,
@@ -217,10 +239,12 @@ GEMMA3N_AUDIO: Table = {
     "input_feat_size": 128,
     "hidden_size": 1536,
     "rms_norm_eps": 1e-6,
+    "conf_attention_chunk_size": 12,
     "conf_attention_context_left": 13,
     "conf_attention_context_right": 0,
     "conf_num_attention_heads": 8,
     "conf_num_hidden_layers": 12,
+    "conf_reduction_factor": 4,
     "conf_conv_kernel_size": 5,
     "sscp_conv_channel_size": (128, 32),
     "sscp_conv_group_norm_eps": 1e-3,
@@ -229,9 +253,8 @@ GEMMA3N_AUDIO: Table = {
 }
 
 AUDIO_FIELDS = field_names("""
-    attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size
-    conf_attention_logit_cap conf_reduction_factor conf_residual_weight gradient_clipping residual_weight sscp_conv_eps
-    vocab_offset
+    attention_invalid_logits_value attention_logit_cap conf_attention_logit_cap conf_residual_weight gradient_clipping
+    residual_weight sscp_conv_eps vocab_offset
     """)
 IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
 

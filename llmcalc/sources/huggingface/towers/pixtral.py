@@ -128,13 +128,19 @@ def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
     eps, h = config.number("rms_norm_eps"), config.size("hidden_size")
     rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    tower = vit(config, biased_layer(config, layernorm(eps)), patches=patches, positions={"rows": rows})
+    merge = config.size("spatial_merge_size")
+    image = {"type": "smart_resize", "merge": merge, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
+    block = biased_layer(config, layernorm(eps))
+    tower = vit(config, block, patches=patches, positions={"rows": rows}, image=image)
     maps = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *maps, merge=config.size("spatial_merge_size"), norm=rmsnorm(eps))
+    merger = projector(h, *maps, merge=merge, norm=rmsnorm(eps))
     marks: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     mark_projector = projector(4 * h, (width, True, "identity"), **marks)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
 
+
+HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}
+"""The least and the most pixels of an image in the processor of HunyuanOCR."""
 
 PIXTRAL: Table = {
     "hidden_size": 1024,

@@ -197,8 +197,10 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
     )
     merged_width = config.size("hidden_size") * edge * edge
     maps = two_layers(merged_width)
+    pixels = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
+    image = {"type": "smart_resize", "merge": edge, **pixels, "repeats_frames": True}
     return {
-        "vision_tower": tower,
+        "vision_tower": {**tower, "image": image},
         "resampler_spatial": projector(config.size("hidden_size"), *maps, merge=edge, out_norm=norm),
         "resampler_temporal": projector(merged_width, *maps, frames=config.size("temporal_merge_size"), out_norm=norm),
         "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
@@ -221,8 +223,8 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-MINIMAX_PIXELS = 451_584
-"""The most pixels of an image in the processor of MiniMax-M3."""
+MINIMAX_PIXELS, ERNIE_PIXELS = 451_584, 28 * 28 * 6177
+"""The most pixels of an image in the processors of MiniMax-M3 and ERNIE 4.5 VL."""
 
 
 QWEN2: Table = {

@@ -12,6 +12,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
     ROTARY,
+    Section,
     biased_layer,
     patches_per_side,
     projector,
@@ -187,6 +188,8 @@ SO400M: Table = {
 }
 """The encoder that several classes build if their config describes none."""
 
+VIDEO_LLAMA: Table = {field: size for field, size in COMMON.items() if field != "vision_use_head"}
+
 WRAPPERS = {
     "gemma3": vision_section(_read_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256}),
     "t5gemma2": vision_section(_read_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True}),
@@ -211,9 +214,14 @@ WRAPPERS = {
     ),
     "video_llama_3": vision_section(
         _read_video_llama,
-        {"video_llama_3_vision": {field: size for field, size in COMMON.items() if field != "vision_use_head"}},
+        {"video_llama_3_vision": VIDEO_LLAMA},
         ignored=frozenset({"rope_parameters"}),
     ),
+    "videollama3_qwen2": {
+        "vision_encoder_config": Section(
+            _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA}, default_section=None
+        )
+    },
     "lfm2_vl": vision_section(
         _read_lfm2,
         {"siglip2_vision_model": SIGLIP2},

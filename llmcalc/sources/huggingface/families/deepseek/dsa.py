@@ -31,13 +31,18 @@ def _glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
         config.must("num_experts", config.size("n_routed_experts"))
     choices = indexer_kinds(config, config.size("num_hidden_layers"))
+    check_first_indexer(config, choices)
+    return _sparse_attention_model(config, choices)
+
+
+def check_first_indexer(config: Config, choices: list[str]) -> None:
+    """Raises `InputError` for a first layer that shares the selection of an earlier one. choices: of each layer."""
     if choices[0] != "full":
         raise config.wrong(
             "indexer_types",
             config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    return _sparse_attention_model(config, choices)
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:

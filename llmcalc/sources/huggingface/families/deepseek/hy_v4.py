@@ -23,7 +23,7 @@ from ...parts import (
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 from .deepseek_v4 import HYPER_MODULES
-from .dsa import DSA_MODULES
+from .dsa import DSA_MODULES, check_first_indexer
 
 
 def _hy_v4(config: Config) -> Table:
@@ -38,12 +38,7 @@ def _hy_v4(config: Config) -> Table:
         {"full": "full", "shared": "shared"},
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
-    if choices[0] != "full":
-        raise config.wrong(
-            "indexer_types",
-            config.get("indexer_types"),
-            "full for the first layer: no earlier layer has a selection to share",
-        )
+    check_first_indexer(config, choices)
     networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
     experts["expert"] = clamped(experts["expert"])
     network = glu(config) if "dense" in networks else experts

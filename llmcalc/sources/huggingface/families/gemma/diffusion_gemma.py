@@ -9,23 +9,15 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    FULL_OR_SLIDING,
-    QKVO,
     Table,
-    attention,
-    biases,
     decoder,
-    every_nth_full,
-    float32_rmsnorm,
     glu,
-    listed_kinds,
     moe,
-    qk_norm,
     rmsnorm,
     stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma4 import TOWER_MODULES, head_sizes
+from .gemma4 import TOWER_MODULES, gemma4_attention, head_sizes
 
 STEPS = (
     "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
@@ -34,20 +26,8 @@ STEPS = (
 
 
 def _diffusion_gemma_text(config: Config) -> Table:
-    norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
-    )
-    layer_kinds[-1] = "full"
+    norm, layer_kinds, mixer = gemma4_attention(config)
     config.must("use_bidirectional_attention", None, "vision")
-    rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
-    mixer = attention(
-        config,
-        position=rope,
-        v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
-    )
     window: Table = {
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},

@@ -111,7 +111,8 @@ def _gemma4_unified(config: Config) -> Table:
     return _gemma4_decoder(config, experts=False, per_layer=False)
 
 
-def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
+def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
+    """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
@@ -125,6 +126,11 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
+    return norm, layer_kinds, mixer
+
+
+def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
+    norm, layer_kinds, mixer = gemma4_attention(config)
     dense_network = glu(config, act="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
     if experts:

@@ -25,12 +25,12 @@ from ...parts import (
     biases,
     decoder,
     labels,
-    layer_pattern,
     layer_table,
     layernorm,
     learned_positions,
     mlp,
     rope,
+    stack_of_variants,
 )
 
 if TYPE_CHECKING:
@@ -117,11 +117,7 @@ def _gpt_neo(config: Config) -> Table:
         raise config.wrong(
             "attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {
-        "variants": {name: layer_tables[name] for name in dict.fromkeys(names)},
-        **layer_pattern(names),
-        "position": learned_positions(config),
-    }
+    stack = {**stack_of_variants(layer_tables, names), "position": learned_positions(config)}
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
@@ -168,12 +164,7 @@ def _gpt_neox_japanese(config: Config) -> Table:
     )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     names = ["plain"] * (depth - 1) + ["biased"]
-    return decoder(
-        config,
-        block,
-        norm,
-        stack={"variants": {name: layer_tables[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
-    )
+    return decoder(config, block, norm, stack=stack_of_variants(layer_tables, names))
 
 
 ALIASES = {

@@ -32,6 +32,7 @@ from ...parts import (
     rmsnorm,
     rope,
     sliding_stack,
+    stack_of_variants,
 )
 
 if TYPE_CHECKING:
@@ -133,10 +134,7 @@ def _cohere_compass(config: Config) -> Table:
         )
     if "sliding" in names and window is None:
         raise config.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = {
-        "variants": {name: {"attention": layer_tables[name]} for name in dict.fromkeys(names)},
-        **layer_pattern(names),
-    }
+    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, names)
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )

@@ -58,9 +58,9 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
 
 
 def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
-    """Returns a model of Qwen's layers: `linear` or `full`, with or without `_moe`.
+    """Returns the decoder of Qwen3-Next and Qwen3.5: layers with linear or full attention, dense or with experts.
 
-    expert_flags: whether each has experts.
+    expert_flags: whether each layer has experts.
     """
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")

@@ -16,10 +16,10 @@ from ...parts import (
     biases,
     decoder,
     glu,
-    layer_pattern,
     layer_table,
     offset_rmsnorm,
     rope,
+    stack_of_variants,
 )
 from ...writes import PARTIAL_ROTARY
 
@@ -58,12 +58,7 @@ def _recurrent_gemma(config: Config) -> Table:
         raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")
     names = (block_types * depth)[:depth]
     variants = {"recurrent": {"attention": recurrent}, "attention": {}}
-    return decoder(
-        config,
-        block,
-        norm,
-        stack={"variants": {name: variants[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
-    )
+    return decoder(config, block, norm, stack=stack_of_variants(variants, names))
 
 
 FAMILIES = {

@@ -201,7 +201,7 @@ FAMILIES = {
         ties="text",
         uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
         towers="Videollama3",
-        uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
+        tower_file="siglip",
         ignored=LLAVA_FIELDS
         | field_names("mm_hidden_size image_size is_alignment mm_attn_implementation num_frames use_token_compression"),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",

@@ -33,8 +33,26 @@ def _canary(config: Config) -> Table:
 
 def _cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
+    _require_sizes_of_nemo(config)
     encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
     return _speech_model(config, config, encoder, _decoder(config, learned_positions(config)))
+
+
+def _require_sizes_of_nemo(config: Config) -> None:
+    """Compares the sizes in the sections of NeMo, which the class does not read, with those that the class reads."""
+    encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
+    decoder_section = config.section("transf_decoder").section("config_dict")
+    for section, class_config, names in (
+        (config.section("encoder"), encoder, NEMO_ENCODER),
+        (decoder_section, config, NEMO_DECODER),
+        (config.section("head"), config, {"num_classes": "vocab_size"}),
+    ):
+        for name, class_name in names.items():
+            if section.has(name) and section.get(name) != class_config.size(class_name):
+                expected = (
+                    f"{class_config.size(class_name)}, as {class_config.where}{class_name}, which the class reads"
+                )
+                raise section.wrong(name, section.get(name), expected)
 
 
 def _config_section(config: Config, name: str, kind: str, defaults: Table) -> Config:
@@ -225,6 +243,24 @@ MODULES: Modules = {
     "decoder.mlp.down_proj": "fc2",
     "lm_head": "proj_out",
 }
+
+NEMO_ENCODER = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "conv_kernel_size": "conv_kernel_size",
+    "subsampling_factor": "subsampling_factor",
+    "subsampling_conv_channels": "subsampling_conv_channels",
+    "feat_in": "num_mel_bins",
+}
+NEMO_DECODER = {
+    "hidden_size": "hidden_size",
+    "inner_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "max_sequence_length": "max_position_embeddings",
+}
+"""Fields of NeMo's sections in published configs of Cohere Transcribe → the class's fields."""
 
 EARLIER: dict[str, str] = {
     "encoder.subsampling.linear": "encoder.pre_encode.out",

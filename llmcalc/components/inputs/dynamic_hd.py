@@ -1,0 +1,59 @@
+"""An image is padded to the tiles of its own size; tokens of padding are left out, and lines of tokens are marked.
+
+Phi-4-multimodal. transformers: models/phi4_multimodal/image_processing_phi4_multimodal.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...errors import InputError
+from ..base import Width
+from .base import Encoded, ImageRule
+from .tiles import Tiles
+
+LEAST_SIDE = 10
+"""The least pixels of a side of an image that the processor takes, after it is scaled to its tiles."""
+
+
+class DynamicHd(ImageRule):
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile.
+
+    size: the side of a tile in pixels.
+    max_tiles: the most tiles, without the whole image; more become the grid of nearest aspect ratio.
+    merge: the side of the square of patches of a token.
+
+    A mark ends each line of tokens, of the whole image too, and one stands between the tiles and the whole image.
+    """
+
+    type: Literal["dynamic_hd"] = "dynamic_hd"
+    size: Width
+    max_tiles: int = Field(ge=1, le=1000, strict=True)
+    merge: Width
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        across, down = -(-width // self.size), -(-height // self.size)
+        if across * down > self.max_tiles:
+            across, down = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(height, width)
+        scale = min(across * self.size / width, down * self.size / height)
+        if min(int(width * scale), int(height * scale)) < LEAST_SIDE:
+            raise InputError(
+                f"--image {width}x{height}: the processor makes a side of less than {LEAST_SIDE} pixels of it; "
+                "expected another shape"
+            )
+        patches_per_side = self.size // patch_size
+        columns, lines = (
+            -(-(tiles * patches_per_side - (tiles * self.size - int(pixels * scale)) // patch_size) // self.merge)
+            for tiles, pixels in ((across, width), (down, height))
+        )
+        whole_side = -(-patches_per_side // self.merge)
+        lines_of_tokens = lines * (columns + 1) + whole_side * (whole_side + 1)
+        return Encoded(
+            across * down + 1,
+            patches_per_side,
+            patches_per_side,
+            lines_of_tokens + 1,
+            real_patches=(lines_of_tokens - 1) * self.merge**2,
+        )
