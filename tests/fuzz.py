@@ -25,7 +25,7 @@ import tempfile
 import time
 import tomllib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -537,14 +537,19 @@ def log(r: random.Random) -> Input:
     return Input(words, {name: content})
 
 
-def measured_runs(r: random.Random) -> Input:
-    rows = "phase,users,seq,tp,seconds\ndecode,1,64,1,9ms\ndecode,8,64,,11ms\nprefill,1,64,1,0.2s\n"
-    cells = (*WEIRD, "seconds", "9" * 5000, "-1", "nan", '"', ",", "")
+def with_damaged_cells(rows: str, cells: Sequence[Any], r: random.Random) -> bytes:
+    """A file of rows, in which a few cells are replaced by others, and some bytes perhaps."""
     for _ in range(r.randrange(4)):
         cell = r.choice(re.findall(r"[^,\n]+", rows) or ["a"])
         rows = rows.replace(cell, str(r.choice(cells)), r.randrange(1, 3))
     content = rows.encode("utf-8", "surrogatepass")
-    content = broken(content, r) if r.random() < 0.4 else content
+    return broken(content, r) if r.random() < 0.4 else content
+
+
+def measured_runs(r: random.Random) -> Input:
+    rows = "phase,users,seq,tp,seconds\ndecode,1,64,1,9ms\ndecode,8,64,,11ms\nprefill,1,64,1,0.2s\n"
+    cells = (*WEIRD, "seconds", "9" * 5000, "-1", "nan", '"', ",", "")
+    content = with_damaged_cells(rows, cells, r)
     words = ("time", "gpt2", "--hardware", "h100", "--calibrate", "rows.csv")
     return Input(words, {"rows.csv": content}, size=r.choice((0, 0, 2**34)))
 
@@ -552,11 +557,7 @@ def measured_runs(r: random.Random) -> Input:
 def trace(r: random.Random) -> Input:
     rows = r.choice(("arrival,input,output\n0,64,8\n0.5s,32,16\n", '{"arrival": 0, "input": 64, "output": 8}\n' * 2))
     cells = (*WEIRD, "arrival", "9" * 5000, "-1", "nan", "1e400", '"', ",", "", "[" * 3000, "null")
-    for _ in range(r.randrange(4)):
-        cell = r.choice(re.findall(r"[^,\n]+", rows) or ["a"])
-        rows = rows.replace(cell, str(r.choice(cells)), r.randrange(1, 3))
-    content = rows.encode("utf-8", "surrogatepass")
-    content = broken(content, r) if r.random() < 0.4 else content
+    content = with_damaged_cells(rows, cells, r)
     words = ("serve", "gpt2", "--hardware", "h100", "--tp", "1", "--trace", "trace.csv")
     return Input(words, {"trace.csv": content}, size=r.choice((0, 0, 2**34)))
 

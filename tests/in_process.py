@@ -24,11 +24,15 @@ class Result(NamedTuple):
     out: str
     err: str
 
+    def document_with(self, code: int) -> Any:
+        """The JSON document of a command with this exit code."""
+        assert self.code == code, self.err
+        return json.loads(self.out)
+
     @property
     def document(self) -> Any:
         """The JSON document of a command that succeeded."""
-        assert self.code == 0, self.err
-        return json.loads(self.out)
+        return self.document_with(0)
 
     @property
     def error(self) -> str:

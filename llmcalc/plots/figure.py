@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, MissingExtra
@@ -60,12 +59,25 @@ def figure_width(inches: float) -> float:
     return inches if columns is None else COLUMN_INCHES[columns]
 
 
-def wrapped_text(text: str, inches: float, points: float = 10) -> str:
-    """Breaks a text between words into lines of a width. points: the letter size."""
-    return "\n".join(wrap(text, max(8, int(inches * 72 / (0.53 * points))), break_long_words=False)) or text
+def wrapped_text(text: str, inches: float, points: float = 10, weight: str = "normal") -> str:
+    """Breaks a text between words into lines of at most a width, which is measured in the font's letters.
+
+    points: the letter size.
+    """
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font, lines = FontProperties(weight=weight), [""]
+    for word in text.split(" "):
+        longer_line = f"{lines[-1]} {word}".lstrip()
+        if TextPath((0, 0), longer_line, points, prop=font).get_extents().width <= inches * 72:
+            lines[-1] = longer_line
+        else:
+            lines.append(word)
+    return "\n".join(filter(None, lines))
 
 
-def narrow_text(text: str, inches: float = 3.3, points: float = 10) -> str:
+def narrow_text(text: str, inches: float = 2.9, points: float = 10) -> str:
     """Breaks a text into lines of this width in a one-column picture; otherwise returns it unchanged."""
     return wrapped_text(text, inches, points) if is_narrow() else text
 
@@ -110,7 +122,7 @@ def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
 
 def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
     """Writes a figure's heading above the panels, aligned left. subtitle: a text below it in smaller letters."""
-    text = wrapped_text(text, figure.get_figwidth() - 0.2, 12.6)
+    text = wrapped_text(text, figure.get_figwidth() - 0.2, 12, "bold")
     if subtitle:
         subtitle = narrow_text(subtitle, figure.get_figwidth() - 0.2, 9)
         subtitle_top = 1 - (0.06 + 0.2 * len(text.splitlines())) / figure.get_figheight()

@@ -43,7 +43,7 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
         ax.scatter(
             [kernel.intensity for kernel in kernels.values()],
             [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
-            s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
+            s=[_marker_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
             color=colour,
             alpha=0.65,
             linewidths=0,
@@ -137,7 +137,8 @@ def _name_points(
     radii: dict[tuple[float, float], float] = {}
     for share, point, path in points:
         nearest_point = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
-        radii.setdefault(nearest_point, math.sqrt(_area(share) / math.pi))  # of the slowest, which is drawn the largest
+        radius = math.sqrt(_marker_area(share) / math.pi)
+        radii.setdefault(nearest_point, radius)  # of the slowest, which is drawn the largest
         names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
     words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
@@ -146,7 +147,7 @@ def _name_points(
     place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES), list(radii.values()))
 
 
-def _area(share: float) -> float:
+def _marker_area(share: float) -> float:
     """Returns the area of a point whose kernel takes this share of the pass's time."""
     return max(SMALLEST, LARGEST * share)
 

@@ -9,7 +9,7 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
 from ..studies.server import Limits, LoadPoint
 from ..studies.serving import Servers
-from .figure import draw_heading, figure_width, in_style, is_narrow, new_figure, wrapped_text
+from .figure import draw_heading, in_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -19,17 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WIDTH = 11
-"""Width of the picture on a screen, in inches."""
-
-
 @in_style
 def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
-    figure = new_figure(WIDTH, 8.6 if is_narrow() else 5.4)
+    figure = new_figure(11, 8.6 if is_narrow() else 5.4)
     front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_front(front_axes, studied_servers, limits)
     draw_load(load_axes, studied_servers, limits)
@@ -114,8 +110,7 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)
-    users_text = f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds"
-    ax.set_xlabel(users_text if figure_width(WIDTH) == WIDTH else wrapped_text(users_text, 3.4))
+    ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[index]
     ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)

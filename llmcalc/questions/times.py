@@ -67,7 +67,7 @@ def ask_time(
     if len(question.accelerators) > 1:
         raise InputError("--hardware: the time is of one accelerator; expected it once")
     question = replace(question, settings=time_phase(question, options, is_given))
-    options, calibration = calibrated(question, options, read_model)
+    options, calibration = _calibrated_options(question, options, read_model)
     estimated_run = timed_run(question, options)
     measured = options.measured
     explanation = None if measured is None else (measured, explain_measured(estimated_run, measured))
@@ -77,7 +77,7 @@ def ask_time(
     )
 
 
-def calibrated(
+def _calibrated_options(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
     """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
@@ -280,7 +280,7 @@ def ask_timed_plan(
     layout_time_settings(question, order_name, options)  # refuses options of time in a plan by memory
     if any(getattr(options, name) is not None for name in OPTIONS_OF_AN_ORDER):
         order_name = "time"  # what cannot be timed with them is refused
-    options, calibration = calibrated(question, options, read_model)
+    options, calibration = _calibrated_options(question, options, read_model)
     answer = ask_plan(
         question, global_batch, rows, order_name, where, layout_time_settings(question, order_name, options)
     )

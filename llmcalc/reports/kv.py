@@ -135,7 +135,7 @@ def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: unit
     ]
     columns = [
         Column("what_if", "what if", justify="left"),
-        Column("ratio", "ratio", "{:.2f} ×".format),
+        Column("ratio", "ratio", lambda ratio: f"{ratio:,.2f} ×" if ratio >= 1 else f"{ratio:.3f} ×"),
         *(
             Column(f"bytes_{units.short_dtype(name)}", f"{scale.name} {units.short_dtype(name)}", scale.write)
             for name in dtypes

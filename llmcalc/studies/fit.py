@@ -236,7 +236,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if is_deep(memory) else None
     evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
-    combined_changes = _combined(cheap_changes)
+    combined_changes = _combine_changes(cheap_changes)
     pairs = [
         {**first_change, **second_change}
         for first_change, second_change in combinations(costly_changes, 2)
@@ -336,10 +336,10 @@ def changes_beside_devices(memory: Memory, sufficient: Sequence[Change]) -> list
     if is_deep(memory):
         return []
     cheap_changes, costly_changes = _possible_changes(memory)
-    return [*([_combined(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
+    return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
 
 
-def _combined(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for settings in changes for name, value in settings.items()}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import comb, prod
 from typing import TypeAlias
 
-from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
+from ..algebra import Number, choose, exact_div, is_zero, log2, maximum, minimum, same
 from ..frozen import frozen
 from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
@@ -304,7 +304,7 @@ class TimeEstimator:
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
         """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
-        if kernel.kind == "experts" or dtype == QUANTIZED or not self.stack.pads_rows:
+        if kernel.kind == "experts" or dtype == QUANTIZED or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
         return maximum(1.0, self.device.generation.tile_rows / kernel.m)
 

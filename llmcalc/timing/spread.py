@@ -83,7 +83,7 @@ class _Classes(Record):
 
 
 @cache
-def _classes() -> _Classes:
+def _tested_classes() -> _Classes:
     path = presets_dir() / "timing" / "classes.toml"
     return _Classes(**parse_toml(read_text(path), path.name))
 
@@ -168,14 +168,14 @@ def expected_range(
     tested_class = next(
         (
             candidate
-            for candidate in _classes().classes
+            for candidate in _tested_classes().classes
             if is_tested
             and device_class is not None
             and candidate.contains_estimate(phase, has_experts, device_class, stack, is_loaded)
         ),
         None,
     )
-    bounds = tested_class or _classes().widest_bounds(phase)
+    bounds = tested_class or _tested_classes().widest_bounds(phase)
     latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
     return Range(
         seconds, seconds * bounds.low, latest_seconds * bounds.high, phase, device.evidence, stack.name, tested_class

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import typer
 
 from llmcalc.cli.main import COMMANDS, app
 from tests.samples import spread, with_rest
-
-Run = Callable[..., Any]
 
 MODEL = """
 [model]
@@ -48,7 +45,7 @@ def refused(result: Any, *words: str) -> None:
         assert word in result.error
 
 
-def test_the_model_that_is_damaged_below_is_right(run: Run, tmp_path: Path) -> None:
+def test_the_model_that_is_damaged_below_is_right(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "good.toml"
     path.write_text("\ufeff" + MODEL)  # some editors write a byte order mark
     assert run("params", str(path)).code == 0
@@ -154,7 +151,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_description(name: str, run: Run, tmp_path: Path) -> None:
+def test_a_damaged_description(name: str, run: Any, tmp_path: Path) -> None:
     before, after, words = DAMAGE[name]
     assert before in MODEL
     path = tmp_path / "model.toml"
@@ -162,7 +159,7 @@ def test_a_damaged_description(name: str, run: Run, tmp_path: Path) -> None:
     refused(run("params", str(path)), *words)
 
 
-def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
+def test_files_that_are_none(run: Any, tmp_path: Path) -> None:
     for name, content, word in [
         ("empty", b"", "model: required field is missing"),
         ("binary", bytes(range(256)), "not a text file"),
@@ -190,7 +187,7 @@ def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.toml"
     path.write_text(MODEL)
     path.chmod(0)
@@ -221,7 +218,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("override", SETS)
-def test_a_wrong_override(override: str, run: Run) -> None:
+def test_a_wrong_override(override: str, run: Any) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
@@ -232,7 +229,7 @@ takes two TARGETs, budget a file, schema, web and mcp nothing.
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in APART])
-def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> None:
+def test_what_every_command_refuses(command: str, run: Any, tmp_path: Path) -> None:
     name, wrong, near = ("h100", "h1000", "h100-sxm") if command == "hardware" else ("gpt2", "gpt22", "gpt2")
     needed = {
         "fit": ("--hardware", "h100"),
@@ -310,7 +307,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize("line", USAGE)
-def test_bad_usage(line: str, run: Run) -> None:
+def test_bad_usage(line: str, run: Any) -> None:
     refused(run(*line.split()), USAGE[line])
 
 
@@ -341,7 +338,7 @@ def options_of(command: str) -> set[str]:
     ),
 )
 def test_an_error_names_its_option_once(
-    command: str, value: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, value: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of `fit` and `plan`, the options that `memory` does not have."""
     monkeypatch.chdir(tmp_path)  # --output takes any name
@@ -354,7 +351,7 @@ def test_an_error_names_its_option_once(
         assert not re.search(r"(\S+: )\1", message), message
 
 
-def test_a_witness_that_cannot_hold_the_sizes(run: Run) -> None:
+def test_a_witness_that_cannot_hold_the_sizes(run: Any) -> None:
     pytest.importorskip("torch")
     refused(
         run("verify", "llama3-8b", "--set", f"hidden_size={2**40}", "--set", f"intermediate_size={2**40}"),
@@ -362,7 +359,7 @@ def test_a_witness_that_cannot_hold_the_sizes(run: Run) -> None:
     )
 
 
-def test_nothing_is_half_written(run: Run, tmp_path: Path) -> None:
+def test_nothing_is_half_written(run: Any, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     refused(run("verify", "gpt2", "--junit", str(report), "-o", str(tmp_path)), "--output")
     refused(run("verify", "gpt2", "--junit", str(tmp_path)), "--junit")

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from llmcalc.components.base import Component
-from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning import LightningAttention
 from llmcalc.components.mixers.mla import MLA
-from llmcalc.components.stack import Stack
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.program import Alternatives, Scope
 from llmcalc.flow.record import Flow
@@ -27,14 +25,8 @@ from llmcalc.workload.execution import EAGER
 from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
-from tests.contracts.test_parts import around_a_model
+from tests.contracts.test_parts import EXAMPLES, around_a_model
 from tests.samples import in_one_test
-
-EXAMPLES = [
-    pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*parts(), *LAYERS.classes(), Stack)
-    for i, example in enumerate(part.examples())
-]
 
 FROM_THE_START = Workload(batch=2, seq=11, phase="prefill")
 WORKLOADS = (

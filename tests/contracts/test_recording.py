@@ -10,24 +10,16 @@ import pytest
 import sympy
 
 from llmcalc.components.base import Component, Part
-from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.symbolic.symbolic import letter_of
-from tests.contracts.test_parts import around_a_model, decoder
+from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
 from tests.samples import in_one_test
-
-EXAMPLES = [
-    pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*parts(), *LAYERS.classes(), Stack)
-    for i, example in enumerate(part.examples())
-]
 
 
 class Sizes:

@@ -33,7 +33,7 @@ from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.rows import Fixed
 from llmcalc.workload.workload import Workload
 from tests.components.towers.test_tower_parts import beside
-from tests.components.towers.test_towers import wrapped
+from tests.components.towers.test_towers import WRAPPED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.contracts.test_recording import Sizes, array, names, symbol
 from tests.samples import in_one_test
@@ -41,11 +41,6 @@ from tests.samples import in_one_test
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
-]
-WRAPPED = [
-    pytest.param(kind, shape, id=f"{kind}-{i}")
-    for kind, (_, _, shapes) in WRAPPERS.items()
-    for i, shape in enumerate(shapes)
 ]
 
 

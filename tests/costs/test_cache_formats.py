@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from llmcalc.costs.cache_formats import FORMATS, Vector, cache_format
 from llmcalc.errors import InputError
 from tests.samples import in_one_test
 
-Run = Callable[..., Any]
 LAYERS, KV_HEADS, HEAD_DIM, TOKENS = 32, 8, 128, 1024  # Llama 3 8B
 
 PER_HEAD = {
@@ -94,7 +92,7 @@ def test_a_latent_is_stored_in_blocks_and_not_by_heads() -> None:
         assert llmcalc.kv("deepseek-v3", seq=10, dtype="turboquant_k8v4").bytes
 
 
-def test_memory_and_compare_take_them_too(run: Run) -> None:
+def test_memory_and_compare_take_them_too(run: Any) -> None:
     memory = run("memory", "llama3-8b", "--kv-dtype", "q8_0", "--seq", str(TOKENS), "--format", "json").document
     assert memory["memory"]["kv_cache"] == LAYERS * TOKENS * KV_HEADS * PER_HEAD["q8_0"]
     compared = run("compare", "llama3-8b", "--dtype", "nvfp4", "--format", "json").document
@@ -102,7 +100,7 @@ def test_memory_and_compare_take_them_too(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [("kv", "--kv-dtype"), ("memory", "--kv-dtype"), ("compare", "--kv-dtype")])
-def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> None:
+def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Any) -> None:
     name, option = command
     err = run(name, "gpt2", option, "q9_0").error
     assert err.startswith(f"error: {option}: unknown cache format 'q9_0': expected a number format (")
@@ -110,5 +108,5 @@ def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> No
     assert "Did you mean q" in err
 
 
-def test_explain_takes_number_formats_alone(run: Run) -> None:
+def test_explain_takes_number_formats_alone(run: Any) -> None:
     assert "--kv-dtype: unknown dtype 'q8_0'" in run("explain", "gpt2", "--kv-dtype", "q8_0").error

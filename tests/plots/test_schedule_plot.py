@@ -116,7 +116,7 @@ def test_the_data_have_every_action() -> None:
 
 def test_a_terminal_has_colours(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("plot", "schedule", "--pp", "2", "--num-microbatches", "2").out
-    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLORTERM", raising=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from llmcalc.errors import InputError, suggest
 from llmcalc.reports.document import Column, Report, Row, Table
 from llmcalc.sources.presets import model_names
-
-Run = Callable[..., Any]
 
 
 def table(*notes: str, answer: str = "", name: str = "") -> Table:
@@ -52,7 +49,7 @@ def test_a_warning_is_always_there() -> None:
         ("gpt2", ""),
     ],
 )
-def test_packages_of_recurrent_kernels_are_named(run: Run, model: str, packages: str) -> None:
+def test_packages_of_recurrent_kernels_are_named(run: Any, model: str, packages: str) -> None:
     """Not for a token, which runs no kernel of a sequence."""
     for phase in ("training", "prefill", "decode"):
         notes = run("memory", model, "--phase", phase, "--seq", "64", "--format", "json").document["notes"]
@@ -61,12 +58,12 @@ def test_packages_of_recurrent_kernels_are_named(run: Run, model: str, packages:
         assert [f"kernels of {expected};" in note for note in named] == ([True] if expected else []), phase
 
 
-def test_a_blank_line_stands_before_them(run: Run) -> None:
+def test_a_blank_line_stands_before_them(run: Any) -> None:
     lines = run("params", "gpt2").out.splitlines()
     assert lines[lines.index("  published 124,439,808: equal") - 1] == ""
 
 
-def test_all_of_them_are_in_json_and_with_the_option(run: Run) -> None:
+def test_all_of_them_are_in_json_and_with_the_option(run: Any) -> None:
     for command in ("params", "kv", "memory", "flops", "explain"):
         brief = run(command, "deepseek-v3").out
         whole = " ".join(run(command, "deepseek-v3", "--notes").out.split())
@@ -77,20 +74,20 @@ def test_all_of_them_are_in_json_and_with_the_option(run: Run) -> None:
 
 
 class TestTables:
-    def test_one_is_picked(self, run: Run) -> None:
+    def test_one_is_picked(self, run: Any) -> None:
         out = run("kv", "gpt2", "llama3-8b", "--table", "growth", "--format", "csv").out
         rows = list(csv.DictReader(io.StringIO(out)))
         assert {row["target"] for row in rows} == {"gpt2", "llama3-8b"}
         assert all(int(row["bytes"]) > 0 for row in rows)
         assert "what if" not in run("kv", "gpt2", "--table", "layers").out
 
-    def test_the_first_is_what_csv_holds(self, run: Run) -> None:
+    def test_the_first_is_what_csv_holds(self, run: Any) -> None:
         for command, key in (("params", "component"), ("kv", "layer_kind"), ("memory", "part"), ("flops", "component")):
             heading = run(command, "gpt2", "--format", "csv").out.splitlines()[0]
             assert heading.split(",")[:2] == ["target", key]
 
     @pytest.mark.parametrize("words", [("kv", "gpt2", "--table", "x"), ("params", "gpt2", "--table", "x")])
-    def test_an_unknown_one_is_refused(self, words: tuple[str, ...], run: Run) -> None:
+    def test_an_unknown_one_is_refused(self, words: tuple[str, ...], run: Any) -> None:
         assert run(*words).error.startswith("error: --table: there is no table 'x'; expected ")
 
     def test_one_report_alone(self) -> None:
@@ -100,7 +97,7 @@ class TestTables:
             report.only("c")
 
 
-def test_whole_numbers_have_no_decimal_point(run: Run) -> None:
+def test_whole_numbers_have_no_decimal_point(run: Any) -> None:
     for row in csv.DictReader(io.StringIO(run("flops", "gpt2", "--format", "csv").out)):
         assert "." not in row["flops_per_token"]
 

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ import pytest
 from llmcalc import __version__
 from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import model_names
-
-Run = Callable[..., Any]
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcalc'; from llmcalc.cli.main import main; main()"
 
@@ -39,7 +36,7 @@ def shell(line: str, **extra: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_of_everything(run: Run) -> None:
+def test_help_of_everything(run: Any) -> None:
     whole = run("--help")
     assert whole.code == 0
     assert whole.err == ""
@@ -57,12 +54,12 @@ def test_help_of_everything(run: Run) -> None:
     assert run("--help-all").out == whole.out  # a group has no more than its `--help` lists
 
 
-def test_help_of_memory_is_a_screen_and_a_half(run: Run) -> None:
+def test_help_of_memory_is_a_screen_and_a_half(run: Any) -> None:
     assert len(run("memory", "--help", columns=80).out.splitlines()) <= 60
 
 
 @pytest.mark.parametrize("columns", [1, pytest.param(20, marks=pytest.mark.exhaustive), 40])
-def test_narrow_terminals(columns: int, run: Run) -> None:
+def test_narrow_terminals(columns: int, run: Any) -> None:
     for line in (
         "--help",
         "flops --help",
@@ -79,7 +76,7 @@ def test_narrow_terminals(columns: int, run: Run) -> None:
         assert result.out
 
 
-def test_version_and_module(run: Run) -> None:
+def test_version_and_module(run: Any) -> None:
     assert run("--version").out == f"llmcalc {__version__}\n"
     module = subprocess.run(
         [sys.executable, "-m", "llmcalc", "params", "gpt2"],
@@ -192,7 +189,7 @@ def test_errors_in_a_shell() -> None:
         assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
 
 
-def test_output_to_a_file(run: Run, tmp_path: Path) -> None:
+def test_output_to_a_file(run: Any, tmp_path: Path) -> None:
     path, link = tmp_path / "answer.json", tmp_path / "link.json"
     path.write_text("old")
     path.chmod(0o640)
@@ -206,7 +203,7 @@ def test_output_to_a_file(run: Run, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"answer.json", "link.json"}
 
 
-def test_output_to_a_device_is_written_into_it(run: Run, tmp_path: Path) -> None:
+def test_output_to_a_device_is_written_into_it(run: Any, tmp_path: Path) -> None:
     """As root, `-o /dev/null` once replaced the device by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -223,7 +220,7 @@ def test_output_to_a_device_is_written_into_it(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_output_where_one_may_not_write(run: Run, tmp_path: Path) -> None:
+def test_output_where_one_may_not_write(run: Any, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     result = run("params", "gpt2", "-o", str(tmp_path / "x"))
     tmp_path.chmod(0o700)

@@ -204,7 +204,7 @@ def measured(commands: list[list[str]]) -> list[tuple[Any, str, str, int]]:
     """
     lines = "\n".join(json.dumps(command) for command in commands)
     done = subprocess.run([sys.executable, "-c", MEASURED], input=lines, capture_output=True, text=True, check=True)
-    return [tuple(json.loads(line)) for line in done.out.splitlines()]
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def written(content: Any, folder: Path, name: str) -> str:

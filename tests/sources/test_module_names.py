@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization.base import WeightSite, sites
+from llmcalc.costs.quantization.base import WeightSite, weight_sites_of
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -39,7 +39,7 @@ def names_of(spec: ModelSpec, config: dict[str, Any]) -> ModuleNames:
 
 def matrices(spec: ModelSpec) -> list[WeightSite]:
     """The tensors that a scheme may convert, and routers."""
-    return [site for site in sites(spec.tree()) if site.tensor.role == "matrix" and site.kind != "residual"]
+    return [site for site in weight_sites_of(spec.tree()) if site.tensor.role == "matrix" and site.kind != "residual"]
 
 
 def of_first_expert(name: str) -> str:

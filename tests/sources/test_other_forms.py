@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-
-Run = Callable[..., Any]
 
 LLAMA3_8B: dict[str, Any] = {
     "dim": 4096, "ffn_dim_multiplier": 1.3, "multiple_of": 1024, "n_heads": 32, "n_kv_heads": 8, "n_layers": 32,
@@ -137,7 +134,7 @@ def test_arguments_without_such_a_class_are_refused(config: dict[str, Any], mess
         llmcalc.load(config)
 
 
-def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None:
+def test_a_yaml_file_is_refused_with_a_way_out(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "model_config.yaml"
     path.write_text("n_layer: 2\n")
     err = run("params", str(path)).error
@@ -145,7 +142,7 @@ def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None
     assert "expected the config.json beside litgpt's model_config.yaml or the hub id in its hf_config" in err
 
 
-def test_a_params_json_is_read_from_a_file(run: Run, tmp_path: Path) -> None:
+def test_a_params_json_is_read_from_a_file(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "params.json"
     path.write_text(json.dumps(LLAMA3_8B))
     assert run("params", str(path), "--format", "json").document["params"]["total"] == 8_030_261_248

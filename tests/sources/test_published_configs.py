@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
 
-Run = Callable[..., Any]
 FOLDER = Path(__file__).parents[1] / "data/published_configs"
 
 
@@ -171,7 +170,7 @@ def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> 
         describe_data({**mixed, "layer_types": ["full_attention"]})
 
 
-def test_llamas_cache_has_no_window(run: Run, tmp_path: Path) -> None:
+def test_llamas_cache_has_no_window(run: Any, tmp_path: Path) -> None:
     config = {**shapes_of("llama")[0], "sliding_window": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     out = run("kv", str(tmp_path), "--seq", "512", "--allow-unknown", "--format", "json").out
@@ -249,7 +248,7 @@ EAGLE: dict[str, Any] = {
     ],
 )
 def test_a_draft_that_is_not_read_is_refused_with_every_option(
-    run: Run, tmp_path: Path, fields: dict[str, Any], sign: str
+    run: Any, tmp_path: Path, fields: dict[str, Any], sign: str
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**EAGLE, **fields}))
@@ -280,7 +279,7 @@ def test_a_draft_is_never_read_as_a_llama(fields: dict[str, Any], allow_unknown:
     assert llmcalc.params(model).total < 2 * 128_256 * 4096
 
 
-def test_a_class_of_a_draft_cannot_be_measured(run: Run, tmp_path: Path) -> None:
+def test_a_class_of_a_draft_cannot_be_measured(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(EAGLE))
     assert "--measure: a draft of eagle3 has no class in transformers" in run("params", str(path), "--measure").err

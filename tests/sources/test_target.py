@@ -14,8 +14,6 @@ from llmcalc.sources.names import hub_id_of
 from llmcalc.sources.target import load
 from tests.families import shapes_of
 
-Run = Callable[..., Any]
-
 
 @pytest.fixture
 def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
@@ -46,7 +44,7 @@ class TestAddress:
     def test_a_page_is_its_hub_id(self, url: str, hub_id: str) -> None:
         assert hub_id_of(url) == hub_id
 
-    def test_it_finds_the_preset(self, run: Run) -> None:
+    def test_it_finds_the_preset(self, run: Any) -> None:
         assert (
             run("params", "https://huggingface.co/Qwen/Qwen3-8B/tree/main", "--format", "json").document["model"][
                 "name"
@@ -56,15 +54,15 @@ class TestAddress:
 
 
 class TestStandardInput:
-    def test_a_config(self, run: Run, piped: Any) -> None:
+    def test_a_config(self, run: Any, piped: Any) -> None:
         piped(json.dumps(shapes_of("llama")[0]))
         assert run("params", "-", "--format", "json").document["model"]["name"] == "stdin"
 
-    def test_a_description(self, run: Run, piped: Any) -> None:
+    def test_a_description(self, run: Any, piped: Any) -> None:
         piped(run("convert", "gpt2").out)
         assert run("params", "-", "--format", "json").document["params"]["total"] == 124_439_808
 
-    def test_a_config_may_be_as_large_as_a_file(self, run: Run, piped: Any) -> None:
+    def test_a_config_may_be_as_large_as_a_file(self, run: Any, piped: Any) -> None:
         piped(json.dumps({"model_type": "gpt2", "id2label": {"0": "x" * 2_000_000}}))
         assert run("params", "-", "--format", "json").document["params"]["total"] == 124_439_808
 
@@ -82,13 +80,13 @@ class TestStandardInput:
             ("{" + " " * 5_000_000, "too large for a model description (at most 5,000,000 bytes)"),
         ],
     )
-    def test_anything_else_is_one_error(self, content: str | bytes, words: str, run: Run, piped: Any) -> None:
+    def test_anything_else_is_one_error(self, content: str | bytes, words: str, run: Any, piped: Any) -> None:
         piped(content)
         assert words in run("params", "-").error
 
 
 class TestOverrides:
-    def test_of_one_target_alone(self, run: Run) -> None:
+    def test_of_one_target_alone(self, run: Any) -> None:
         code, out, _ = run("params", "gpt2", "gpt2?num_hidden_layers=6&vocab_size=1000", "--format", "json")
         whole, half = json.loads(out)
         assert code == 0
@@ -107,19 +105,19 @@ class TestOverrides:
         path.write_text(llmcalc_toml())
         assert load(str(path)).model == load("gpt2").model
 
-    def test_a_changed_model_says_so_and_is_held_against_nothing_published(self, run: Run) -> None:
+    def test_a_changed_model_says_so_and_is_held_against_nothing_published(self, run: Any) -> None:
         out = run("params", "llama3-8b", "--set", "num_hidden_layers=16").out
         assert out.startswith("Llama 3 8B, modified (num_hidden_layers=16)")
         assert "published" not in out
         assert "published 8,030,261,248: equal" in run("params", "llama3-8b").out
 
-    def test_it_is_written_under_another_title(self, run: Run) -> None:
+    def test_it_is_written_under_another_title(self, run: Any) -> None:
         out = run("convert", "gpt2", "--set", "num_hidden_layers=3").out
         assert 'title = "GPT-2 small, modified (num_hidden_layers=3)"' in out
         assert "openai-community" not in out.partition("[[sources]]")[0]
         assert "[published]" not in out
 
-    def test_two_variants_stand_beside_each_other(self, run: Run) -> None:
+    def test_two_variants_stand_beside_each_other(self, run: Any) -> None:
         out = run("compare", "gpt2", "gpt2?num_hidden_layers=6", columns=120).out
         assert "GPT-2 small, modified (num_hidden_layers=6)" in out
 
@@ -131,7 +129,7 @@ class TestOverrides:
             ("no-such-model?num_hidden_layers=6", "no preset"),
         ],
     )
-    def test_a_wrong_one(self, target: str, words: str, run: Run) -> None:
+    def test_a_wrong_one(self, target: str, words: str, run: Any) -> None:
         assert words in run("params", target).error
 
 
@@ -141,13 +139,13 @@ def llmcalc_toml() -> str:
     return dump_toml(load("gpt2"))
 
 
-def test_a_heading_has_the_name_that_was_asked_for(run: Run) -> None:
+def test_a_heading_has_the_name_that_was_asked_for(run: Any) -> None:
     assert run("params", "openai-community/gpt2").out.startswith("openai-community/gpt2 (GPT-2 small)")
     assert run("params", "GPT2").out.startswith("GPT-2 small:")
 
 
 class TestOptionsThatMeanNothing:
-    def test_a_head_is_a_configs(self, run: Run, tmp_path: Path) -> None:
+    def test_a_head_is_a_configs(self, run: Any, tmp_path: Path) -> None:
         err = run("params", "gpt2", "--head", "none").error
         assert err == "error: --head: gpt2 is not a Hugging Face config; expected one, or --set head.type=none\n"
         assert run("params", "gpt2", "--set", "head.type=none").code == 0
@@ -155,24 +153,24 @@ class TestOptionsThatMeanNothing:
         assert run("params", str(tmp_path), "--head", "none").code == 0
 
     @pytest.mark.parametrize("option", ["--with-mtp", "--with-towers"])
-    def test_a_part_that_the_model_does_not_have(self, option: str, run: Run) -> None:
+    def test_a_part_that_the_model_does_not_have(self, option: str, run: Any) -> None:
         for command in ("params", "memory"):
             code, _, err = run(command, "gpt2", option)
             assert code == 0
             assert f"{option} changes nothing: the model has no" in err
         assert "changes nothing" not in run("params", "deepseek-v3", "--with-mtp").err
 
-    def test_nothing_can_be_asked_into_a_header(self, run: Run) -> None:
+    def test_nothing_can_be_asked_into_a_header(self, run: Any) -> None:
         assert "a checkpoint's header is counted as it is" in run("params", "x.safetensors", "--with-mtp").error
 
 
 class TestWhereTheAnswerGoes:
-    def test_a_dash_is_the_terminal(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_dash_is_the_terminal(self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert run("params", "gpt2", "-o", "-").out == run("params", "gpt2").out
         assert list(tmp_path.iterdir()) == []
 
-    def test_convert_writes_what_the_name_says(self, run: Run, tmp_path: Path) -> None:
+    def test_convert_writes_what_the_name_says(self, run: Any, tmp_path: Path) -> None:
         path = tmp_path / "x.json"
         assert run("convert", "gpt2", "-o", str(path)).code == 0
         assert json.loads(path.read_text())["model_type"] == "gpt2"
@@ -182,12 +180,12 @@ class TestWhereTheAnswerGoes:
 
 class TestLengths:
     @pytest.mark.parametrize(("written", "tokens"), [("32k", 32768), ("1M", 2**20), ("0.5K", 512), ("8_192", 8192)])
-    def test_in_thousands_of_1024(self, written: str, tokens: int, run: Run) -> None:
+    def test_in_thousands_of_1024(self, written: str, tokens: int, run: Any) -> None:
         out = run("kv", "llama3-8b", "--seq", written, "--format", "json").out
         assert json.loads(out)["workload"]["seq"] == tokens
 
     @pytest.mark.parametrize("written", ["32x", "", "k", "1.3", "0", "-4", "2T"])
-    def test_anything_else_is_refused(self, written: str, run: Run) -> None:
+    def test_anything_else_is_refused(self, written: str, run: Any) -> None:
         assert run("flops", "gpt2", "--seq", written).error.startswith("error: --seq: ")
 
 
@@ -199,7 +197,7 @@ def test_a_repository_is_found_without_its_owner(repository: str, preset: str) -
     assert load(repository).name == preset
 
 
-def test_an_unknown_fine_tune_is_told_its_base(run: Run) -> None:
+def test_an_unknown_fine_tune_is_told_its_base(run: Any) -> None:
     code, _, error = run("params", "phi-2-chat")
     assert code == 2
     assert "phi-2-chat'. Most fine-tunes have the shape of their base: expected phi-2, or its own config.json" in error

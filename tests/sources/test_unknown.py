@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.builders import CASES
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
-Run = Callable[..., Any]
 LLAMA = shapes_of("llama")[0]
 
 
@@ -100,7 +98,7 @@ def test_no_real_config_is_refused(case: Path) -> None:
     assert describe_data(config)["model"] == describe_data(config, allow_unknown=True)["model"]
 
 
-def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:
+def test_the_option_goes_on_past_both(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}))
     err = run("params", str(path)).error
@@ -136,3 +134,10 @@ def test_what_reads_like_a_size() -> None:
     others = [Unknown(path, 4, "", False).is_size for path in ("eos_id", "seed", "x_steps", "norm_scale")]
     assert not any(others)
     assert not Unknown("num_x", True, "", False).is_size
+
+
+def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read() -> None:
+    """As a published copy of Kimi K2 has it, whose code is its own by `auto_map`."""
+    config = {**LLAMA, "model_type": "bot_v1", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}
+    with pytest.raises(InputError, match="its class is named as that of llama: with that model_type it is read"):
+        describe_data(config)

@@ -7,7 +7,6 @@ in SafeAILab/EAGLE's README, which leaves out the embedding and the head, becaus
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
 
-Run = Callable[..., Any]
 DRAFTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "drafts.json").read_text())
 WITH_SIZE = [name for name, record in DRAFTS.items() if "published_billions" in record]
 
@@ -181,7 +179,7 @@ EAGLE3 = 424_689_664
 """The parameters of the draft of Llama 3.1 8B: the sum in `BY_HAND`."""
 
 
-def test_params_lists_a_draft(run: Run, tmp_path: Path) -> None:
+def test_params_lists_a_draft(run: Any, tmp_path: Path) -> None:
     path = config_at(tmp_path, "eagle3-llama-3.1-8b")
     document = run("params", "llama3.1-8b", "--draft", path, "--format", "json").document
     assert document["draft"] == {
@@ -225,7 +223,7 @@ def test_a_model_of_its_own_drafts_too() -> None:
     ],
 )
 def test_a_draft_that_does_not_fit_is_refused(
-    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+    run: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert message in run(*arguments, "--draft", config_at(tmp_path, "eagle3-llama-3.1-8b")).error
 

@@ -107,9 +107,7 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:
-    got, out, err = run("fit", *words, "--format", "json")
-    assert got == code, err
-    return json.loads(out)
+    return run("fit", *words, "--format", "json").document_with(code)
 
 
 @pytest.mark.parametrize("phase", ["training", "inference"])

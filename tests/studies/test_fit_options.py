@@ -13,9 +13,7 @@ SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
 
 def options(run: Any, *words: str, code: int = 0) -> list[dict[str, Any]]:
-    got, out, err = run("fit", *words, "--format", "json")
-    assert got == code, err
-    found: list[dict[str, Any]] = json.loads(out)["options"]
+    found: list[dict[str, Any]] = run("fit", *words, "--format", "json").document_with(code)["options"]
     return found
 
 
@@ -76,7 +74,7 @@ def test_one_accelerator_proposes_more_of_it(run: Any) -> None:
 def test_a_narrower_format_on_fewer_accelerators_stands_before_more_accelerators(run: Any) -> None:
     """A 32B model in bfloat16 needs four cards of 24 GB, in 4 bits two; on two it is answered alike when asked."""
     words = ("fit", "qwen3-32b", "--hardware", "rtx-4090", "--users", "4", "--seq", "16k")
-    document = run(*words, "--format", "json").document
+    document = json.loads(run(*words, "--format", "json").out)
     changes = [change for change in document["changes"] if change["verdict"] != "no"]
     assert [change["option"].split()[1] for change in changes] == ["2", "2", "4"]  # cheapest first
     assert "--quantize" not in changes[-1]["option"]
@@ -101,7 +99,7 @@ def test_what_it_does_not_answer(run: Any, words: tuple[str, ...], message: str)
 def test_training_on_several_accelerators_recomputes_before_it_takes_more_of_them(run: Any) -> None:
     """One change of numbers fits on one accelerator; changes that keep the results are tried on several."""
     words = ("fit", "qwen3-8b", "--phase", "training", "--hardware", "rtx-4090", "--format", "json")
-    options = [change["option"] for change in run(*words).document["changes"] if change["verdict"] != "no"]
+    options = [change["option"] for change in json.loads(run(*words).out)["changes"] if change["verdict"] != "no"]
     assert [option.startswith("--devices") for option in options] == [False, True, True]
     assert "--devices 32 " in options[1]
     assert "--recompute full" in options[1]

@@ -85,7 +85,7 @@ def test_a_field_without_a_count_changes_the_digest_alone(run: Any) -> None:
     run("lock", "config.json", "-o", "llmcalc.lock.json")
     config = json.loads(Path("config.json").read_text())
     Path("config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
-    document = run("lock", "--check", "--format", "json").document
+    document = json.loads(run("lock", "--check", "--format", "json").out)
     assert [change["key"] for change in document["changes"]] == ["sha256"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +27,7 @@ SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:
-    got, out, err = run(*words, "--format", "json")
-    assert got == code, err
-    return json.loads(out)
+    return run(*words, "--format", "json").document_with(code)
 
 
 @pytest.mark.parametrize("framework", ["megatron", "torch", "fsdp2"])
@@ -284,9 +281,8 @@ def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> No
 
 
 def test_without_a_layout_that_is_possible_the_nearest_are_told(run: Any) -> None:
-    code, out, _ = run("plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3", "--format", "json")
-    assert code == 1
-    assert "nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in json.loads(out)["notes"]
+    document = asked(run, "plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3", code=1)
+    assert "nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in document["notes"]
 
 
 def test_sizes_that_are_given_hold(run: Any) -> None:

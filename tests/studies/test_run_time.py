@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ H100 = ("--hardware", "h100")
 
 
 def answer(run: Any, *words: str, code: int = 0) -> Any:
-    exit_code, out, err = run(*words, "--format", "json")
-    assert exit_code == code, err
-    return json.loads(out)
+    return run(*words, "--format", "json").document_with(code)
 
 
 TIMES: dict[str, tuple[str, ...]] = {

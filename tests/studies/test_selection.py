@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.selection import Selection, attention_kinds, has_experts
-
-Run = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
@@ -34,13 +31,13 @@ def test_what_a_model_is(name: str, kinds: set[str], experts: bool) -> None:
     assert has_experts(spec) is experts
 
 
-def listed(run: Run, *options: str) -> list[dict[str, str]]:
+def listed(run: Any, *options: str) -> list[dict[str, str]]:
     code, out, err = run("presets", *options, "--format", "csv")
     assert code == 0, err
     return list(csv.DictReader(io.StringIO(out)))
 
 
-def test_every_filter_takes_its_share(run: Run) -> None:
+def test_every_filter_takes_its_share(run: Any) -> None:
     everything = listed(run)
     assert [row["target"] for row in everything] == list(model_names())
     moe, dense = listed(run, "--moe"), listed(run, "--dense")
@@ -55,7 +52,7 @@ def test_every_filter_takes_its_share(run: Run) -> None:
     assert {row["target"] for row in listed(run, "--attention", "MLA", "--max-params", "20B")} >= {"deepseek-v2-lite"}
 
 
-def test_a_list_is_sorted_by_what_is_asked(run: Run) -> None:
+def test_a_list_is_sorted_by_what_is_asked(run: Any) -> None:
     sizes = [int(row["parameters"]) for row in listed(run, "--sort", "params")]
     assert sizes == sorted(sizes)
     dates = [row["released"] for row in listed(run, "gpt", "--sort", "released")]
@@ -73,12 +70,12 @@ def test_a_list_is_sorted_by_what_is_asked(run: Run) -> None:
         (["--sort", "size"], "--sort"),
     ],
 )
-def test_wrong_filters(options: list[str], words: str, run: Run) -> None:
+def test_wrong_filters(options: list[str], words: str, run: Any) -> None:
     assert words in run("presets", *options).error
 
 
 class TestCompareAll:
-    def test_a_row_for_each_model_at_80_columns(self, run: Run) -> None:
+    def test_a_row_for_each_model_at_80_columns(self, run: Any) -> None:
         code, out, _ = run("compare", "--all", "--attention", "mla", "--sort", "params")
         rows = [line.split() for line in out.splitlines() if line.split() and line.split()[0] in model_names()]
         assert code == 0
@@ -87,19 +84,19 @@ class TestCompareAll:
         totals = [float(row[1].replace(",", "")) for row in rows]
         assert totals == sorted(totals)
 
-    def test_a_wide_terminal_has_every_quantity(self, run: Run) -> None:
+    def test_a_wide_terminal_has_every_quantity(self, run: Any) -> None:
         out = run("compare", "--all", "--moe", columns=120).out
         assert "kv heads" in out.splitlines()[0]
         assert max(map(len, out.splitlines())) <= 120
 
-    def test_its_numbers_are_those_of_a_few_side_by_side(self, run: Run) -> None:
+    def test_its_numbers_are_those_of_a_few_side_by_side(self, run: Any) -> None:
         found = run("compare", "--all", "--attention", "mla", "--format", "json").document
         one = run("compare", "deepseek-v3", "--format", "json").document
         whole = {document["model"]["name"]: document["compare"] for document in found}
         assert whole["deepseek-v3"]["parameters"] == one["compare"]["parameters"]
 
     @pytest.mark.parametrize("words", [("compare",), ("compare", "gpt2", "--all"), ("compare", "gpt2", "--moe")])
-    def test_wrong_usage(self, words: tuple[str, ...], run: Run) -> None:
+    def test_wrong_usage(self, words: tuple[str, ...], run: Any) -> None:
         assert run(*words).error
 
 

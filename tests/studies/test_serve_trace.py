@@ -32,9 +32,7 @@ def requests(rate: float, number: int = 120) -> str:
 
 
 def serve(run: Any, *words: str, code: int = 0) -> Any:
-    exit_code, out, err = run("serve", *words, "--format", "json")
-    assert exit_code == code, err
-    return json.loads(out)
+    return run("serve", *words, "--format", "json").document_with(code)
 
 
 def test_percentiles_of_a_trace(run: Any, trace: Any) -> None:

@@ -17,9 +17,7 @@ MODEL = ("llama3.1-8b", "--hardware", "h100", "--input", "4k", "--output", "512"
 
 
 def serve(run: Any, *words: str, code: int = 0) -> Any:
-    exit_code, out, err = run("serve", *words, "--format", "json")
-    assert exit_code == code, err
-    return json.loads(out)
+    return run("serve", *words, "--format", "json").document_with(code)
 
 
 def point(document: Any, index: int, concurrency: int) -> Any:

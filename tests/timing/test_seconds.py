@@ -236,6 +236,12 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
     assert product_compute("vllm", 64, "quantized") == pytest.approx(64 * product_compute("vllm", 1, "quantized"))
 
 
+def test_products_without_rows_compute_no_tile() -> None:
+    """A decoded token of an encoder-decoder runs none of the encoder's products."""
+    device, stack = device_of(find_hardware("h100-sxm")), find_stack("vllm")
+    assert 0 < float(decode(load_preset("t5-base").model, device, stack, 1, 100).seconds) < 1
+
+
 def test_a_stacks_share_of_matrix_units_holds_where_there_are_any() -> None:
     slower = VLLM.model_copy(update={"product": 0.5})
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .loading import bridge
-
-Run = Callable[..., Any]
 
 SETTINGS = {
     "llama3-8b": {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"},
@@ -41,14 +38,14 @@ def ask(name: str, **request: Any) -> Any:
     return found["result"]
 
 
-def printed(run: Run, *args: str) -> Any:
+def printed(run: Any, *args: str) -> Any:
     """The document of a command. `memory` exits with 1 only where accelerators are named, and here none are."""
     result = run(*args, "--format", "json")
     return result.document
 
 
 @pytest.mark.parametrize("model", SETTINGS)
-def test_the_documents_are_those_of_the_commands(model: str, run: Run) -> None:
+def test_the_documents_are_those_of_the_commands(model: str, run: Any) -> None:
     given = SETTINGS[model]
     seq, batch, kv = str(given["ctx"]), str(given["batch"]), str(given["kv"])
     weights = ("--dtype" if given["weights"] == "bf16" else "--quantize", str(given["weights"]))
@@ -61,7 +58,7 @@ def test_the_documents_are_those_of_the_commands(model: str, run: Run) -> None:
     assert memory == printed(run, *asked)
 
 
-def test_a_formula_is_that_of_the_command(run: Run) -> None:
+def test_a_formula_is_that_of_the_command(run: Any) -> None:
     found = ask("explain", model="llama3-8b", node="layers.0-31.self_attn", ctx=4096, kv="fp8")
     args = ("llama3-8b", "layers.0-31.self_attn", "--seq", "4096", "--dtype", "fp8")
     assert found == printed(run, "explain", *args)
@@ -76,7 +73,7 @@ def test_the_curves_pass_through_the_documents() -> None:
     assert growth == {seq: size for seq, size in answer["curves"]["kv"] if seq in growth}
 
 
-def test_an_encoder_has_no_cache_and_the_page_is_told_why(run: Run) -> None:
+def test_an_encoder_has_no_cache_and_the_page_is_told_why(run: Any) -> None:
     answer = ask("answer", model="bert-base", ctx=512, batch=1, weights="bf16", kv="bf16")
     assert f"error: bert-base: {answer['kv']['error']}\n" == run("kv", "bert-base").err
     assert answer["curves"]["kv"] == []
@@ -84,7 +81,7 @@ def test_an_encoder_has_no_cache_and_the_page_is_told_why(run: Run) -> None:
     assert memory == printed(run, "memory", "bert-base", "--seq", "512", "--batch", "1", "--dtype", "bf16")
 
 
-def test_a_pasted_config(run: Run, tmp_path: Path) -> None:
+def test_a_pasted_config(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     answer = ask("answer", model={"config": path.read_text(), "name": "mine/model"}, **bridge().DEFAULTS)
@@ -94,7 +91,7 @@ def test_a_pasted_config(run: Run, tmp_path: Path) -> None:
     assert answer["params"]["model"]["target"] == "mine/model"
 
 
-def test_what_the_reader_remarks_is_shown(tmp_path: Path, run: Run) -> None:
+def test_what_the_reader_remarks_is_shown(tmp_path: Path, run: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG | {"some_field_of_tomorrow": True}))
     remarks = ask("answer", model={"config": path.read_text()}, **bridge().DEFAULTS)["remarks"]
@@ -104,7 +101,7 @@ def test_what_the_reader_remarks_is_shown(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["lamma3-8b", "no-such-thing-at-all"])
-def test_a_wrong_name_is_the_command_lines_message(text: str, run: Run) -> None:
+def test_a_wrong_name_is_the_command_lines_message(text: str, run: Any) -> None:
     found = json.loads(bridge().call("find", json.dumps({"text": text})))
     assert run("params", text).err == f"error: {found['error']} (llmcalc presets lists all)\n"
 

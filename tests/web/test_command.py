@@ -7,7 +7,6 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -18,8 +17,6 @@ import pytest
 from llmcalc import page_server
 
 from .loading import WEB, bridge, module
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made / "dist"
 
 
-def test_export_writes_every_file(page: Path, run: Run, tmp_path: Path) -> None:
+def test_export_writes_every_file(page: Path, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "site"
     result = run("web", "--export", str(out))
     assert (result.code, result.out, result.err) == (0, "", f"wrote {out}\n")
@@ -42,7 +39,7 @@ def test_export_writes_every_file(page: Path, run: Run, tmp_path: Path) -> None:
     assert names == {path.relative_to(page) for path in page.rglob("*")}
 
 
-def test_a_page_older_than_its_sources_is_said_to_be(page: Path, run: Run, tmp_path: Path) -> None:
+def test_a_page_older_than_its_sources_is_said_to_be(page: Path, run: Any, tmp_path: Path) -> None:
     source = page.parent / "src" / "main.js"
     source.parent.mkdir()
     source.write_text("")
@@ -51,7 +48,7 @@ def test_a_page_older_than_its_sources_is_said_to_be(page: Path, run: Run, tmp_p
     assert result.err.startswith("note: the page is older than this checkout; --rebuild builds it anew\n")
 
 
-def test_export_never_writes_over_anything(page: Path, run: Run, tmp_path: Path) -> None:
+def test_export_never_writes_over_anything(page: Path, run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("all of it")
     for wanted in ("mine", "mine/thesis.tex"):
@@ -164,21 +161,21 @@ def test_a_closed_connection_is_no_error(page: Path, capfd: pytest.CaptureFixtur
         server._server.server_close()
 
 
-def test_a_port_that_is_taken(page: Path, run: Run) -> None:
+def test_a_port_that_is_taken(page: Path, run: Any) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), page_server.Handler) as taken:
         result = run("web", "--no-browser", "--port", str(taken.server_port))
     assert result.code == 2
     assert f"--port {taken.server_port}: Address already in use; expected a port that is free" in result.err
 
 
-def test_outside_of_a_checkout(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_of_a_checkout(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page_server, "__file__", str(tmp_path / "site-packages/llmcalc/page_server.py"))
     result = run("web")
     assert result.code == 2
     assert result.err.startswith("error: the page is built from a checkout")
 
 
-def test_a_build_without_node_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_build_without_node_says_so(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = tmp_path / "web"
     (made / "src").mkdir(parents=True)
     for name in ("build.py", "src/bridge.py"):

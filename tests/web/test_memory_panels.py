@@ -22,8 +22,6 @@ from .conftest import Question
 from .loading import WEB, Open, bridge, inaccessible, module, settled, until
 from .test_bridge import ask, printed
 
-Run = Callable[..., Any]
-
 SMALL = "qwen3-0.6b?num_hidden_layers=4"
 
 ODD = "qwen3-0.6b?num_hidden_layers=9"
@@ -75,21 +73,21 @@ def options(**given: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("model", TRAINING)
-def test_training_is_the_document_of_the_command(model: str, run: Run) -> None:
+def test_training_is_the_document_of_the_command(model: str, run: Any) -> None:
     settings = TRAINING[model]
     found = ask("training", model=model, settings=settings)
     assert found["training"] == printed(run, "memory", model, "--phase", "training", *options(**settings))
 
 
 @pytest.mark.parametrize("framework", CLUSTERS)
-def test_a_cluster_is_the_document_of_the_command(framework: str, run: Run) -> None:
+def test_a_cluster_is_the_document_of_the_command(framework: str, run: Any) -> None:
     layout = {"framework": framework, **CLUSTERS[framework]}
     found = ask("cluster", model=SMALL, settings=STEP, layout=layout)
     assert found["cluster"] == printed(run, "memory", SMALL, "--phase", "training", *options(**STEP, **layout))
     assert (found["schedule"] is None) == ("pp" not in layout)
 
 
-def test_a_plan_is_the_document_of_the_command(run: Run) -> None:
+def test_a_plan_is_the_document_of_the_command(run: Any) -> None:
     asked = options(**PLAN["settings"], **PLAN["layout"], hardware="h100-sxm", global_batch=16, rows=3)
     plan = ask("plan", **PLAN)["plan"]
     assert plan == printed(run, "plan", SMALL, *asked)
@@ -105,14 +103,14 @@ def test_a_plan_is_the_document_of_the_command(run: Run) -> None:
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_in_the_commands_words(
-    settings: dict[str, Any], layout: dict[str, Any], run: Run
+    settings: dict[str, Any], layout: dict[str, Any], run: Any
 ) -> None:
     request = {"model": SMALL, "settings": settings, "layout": layout}
     said = json.loads(bridge().call("cluster", json.dumps(request)))["error"]
     assert run("memory", SMALL, "--phase", "training", *options(**settings, **layout)).err == f"error: {said}\n"
 
 
-def test_layers_of_each_rank_are_those_of_the_table(run: Run) -> None:
+def test_layers_of_each_rank_are_those_of_the_table(run: Any) -> None:
     words = ("memory", SMALL, "--phase", "training", *options(**STEP, pp=2, vpp=2, framework="megatron"))
     layers = [one["layers"] for one in printed(run, *words)["memory"]["by_rank"]]
     assert layers[:2] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
@@ -169,7 +167,7 @@ def seen(page: Any, panel: str) -> None:
     page.wait_for_selector(f"#{panel}-status:empty", state="attached")
 
 
-def shown(page: Any, run: Run, panel: str, at: int = 0) -> None:
+def shown(page: Any, run: Any, panel: str, at: int = 0) -> None:
     """Compares the document that a panel shows with that of the command that it shows."""
     page.wait_for_selector(f"#{panel}-status:empty", state="attached")
     place = "cluster" if panel == "plan" else panel
@@ -216,7 +214,7 @@ def test_where_data_is_saved_nothing_is_fetched_before_it_is_seen(visit: Open) -
 
 
 @pytest.mark.browser
-def test_training_memory(visit: Open, run: Run) -> None:
+def test_training_memory(visit: Open, run: Any) -> None:
     page = visit("#m=bert-base&r.seq=128&r.batch=16&r.optimizer=adafactor")
     seen(page, "training")
     shown(page, run, "training")
@@ -237,7 +235,7 @@ def test_training_memory(visit: Open, run: Run) -> None:
 
 
 @pytest.mark.browser
-def test_a_cluster_and_its_plan(visit: Open, run: Run) -> None:
+def test_a_cluster_and_its_plan(visit: Open, run: Any) -> None:
     page = visit(f"#m={quote(SMALL)}&r.seq=256&p.devices=8&p.global_batch=16&n.num_microbatches=4")
     seen(page, "cluster")
     shown(page, run, "cluster")
@@ -261,7 +259,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Run) -> None:
 
 
 @pytest.mark.browser
-def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Run) -> None:
+def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Any) -> None:
     page = visit(f"#m={quote(ODD)}&r.seq=256&l.pp=2")
     seen(page, "cluster")
     words = shlex.split(page.locator("#cluster .command code").first.inner_text())[1:]
@@ -277,7 +275,7 @@ def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Run) -
 
 
 @pytest.mark.browser
-def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open, run: Run) -> None:
+def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open, run: Any) -> None:
     page = visit(f"#m={quote(ODD)},qwen3-0.6b,bert-base&r.seq=128")  # 9 layers in 4 stages; 28; no decoder
     seen(page, "cluster")
     shown(page, run, "cluster")

@@ -16,8 +16,6 @@ from .loading import Open, inaccessible, until
 from .test_bridge import ask, printed
 from .test_memory_panels import seen, shown
 
-Run = Callable[..., Any]
-
 SERVERS: list[tuple[str, dict[str, Any]]] = [
     ("llama3-8b", {"hardware": "h100-sxm", "concurrency": 64, "input": 4096, "output": 1024, "tpot": 30, "price": 2.5}),
     ("deepseek-v2-lite", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
@@ -50,11 +48,11 @@ def words(options: dict[str, Any]) -> list[str]:
     [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.exhaustive), SERVERS[2]],
     ids=["dense", "experts", "engine and formats"],
 )
-def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Run) -> None:
+def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Any) -> None:
     assert ask("serve", model=model, options=options)["serve"] == printed(run, "serve", model, *words(options))
 
 
-def test_a_cost_is_that_of_the_command(run: Run) -> None:
+def test_a_cost_is_that_of_the_command(run: Any) -> None:
     assert ask("cost", model="llama3-8b", options=COST)["cost"] == printed(run, "cost", "llama3-8b", *words(COST))
 
 
@@ -67,7 +65,7 @@ def test_answers_are_cpythons_byte_for_byte(same: Callable[[list[Question]], Non
 
 
 @pytest.mark.browser
-def test_servers_and_their_load(visit: Open, run: Run) -> None:
+def test_servers_and_their_load(visit: Open, run: Any) -> None:
     page = visit("#m=llama3-8b&s.price=2.5")
     seen(page, "serve")
     shown(page, run, "serve")
@@ -90,7 +88,7 @@ def test_servers_and_their_load(visit: Open, run: Run) -> None:
 
 
 @pytest.mark.browser
-def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: Run) -> None:
+def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: Any) -> None:
     page = visit("#m=llama3.1-70b&s.devices=8")
     seen(page, "serve")
     panel = page.locator("#serve")
@@ -116,7 +114,7 @@ def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: 
 
 
 @pytest.mark.browser
-def test_the_cost_of_a_run(visit: Open, run: Run) -> None:
+def test_the_cost_of_a_run(visit: Open, run: Any) -> None:
     page = visit("#m=llama3-8b&c.tokens=300B&c.price=2")
     seen(page, "cost")
     shown(page, run, "cost")

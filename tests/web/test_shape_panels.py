@@ -17,8 +17,6 @@ from llmcalc.sources.presets import model_names
 from .loading import Open, bridge, inaccessible, settled, until
 from .test_bridge import CONFIG, ask, printed
 
-Run = Callable[..., Any]
-
 ASKED = {"ctx": 32768, "kv": "fp8"}
 """A setting that is not the command's own default."""
 
@@ -27,7 +25,7 @@ LONG_NAMES = "#m=deepseek-r1-distill-qwen-1.5b,qwen3-235b-a22b-2507,llama3-8b,be
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gemma3-27b", "mixtral-8x7b"])
-def test_shapes_are_those_of_the_command(model: str, run: Run) -> None:
+def test_shapes_are_those_of_the_command(model: str, run: Any) -> None:
     found = ask("shape", model=model, **ASKED)
     args = ("shape", model, "--seq", str(ASKED["ctx"]), "--kv-dtype", str(ASKED["kv"]))
     assert found["shape"] == printed(run, *args)
@@ -40,13 +38,13 @@ def test_shapes_are_those_of_the_command(model: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "bert-base"])
-def test_a_model_without_other_shapes_is_refused_as_by_the_command(model: str, run: Run) -> None:
+def test_a_model_without_other_shapes_is_refused_as_by_the_command(model: str, run: Any) -> None:
     found = json.loads(bridge().call("shape", json.dumps({"model": model, **ASKED})))
     assert run("shape", model).err == f"error: {model}: {found['error']}\n"
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v3", "t5-11b", "falcon-mamba-7b"])
-def test_proportions_are_those_of_the_commands(model: str, run: Run) -> None:
+def test_proportions_are_those_of_the_commands(model: str, run: Any) -> None:
     found = ask("proportions", model=model)
     compared = printed(run, "compare", model)["compare"]
     stack = compared.get("decoder", compared)

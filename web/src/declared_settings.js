@@ -24,6 +24,7 @@ export const DECLARED = {
   zero_grad: {"option": "--zero-grad", "kind": "word", "words": ["none", "zeros"]},
   optimizer_in_backward: {"option": "--optimizer-in-backward", "kind": "flag"},
   precision_aware_optimizer: {"option": "--precision-aware-optimizer", "kind": "flag"},
+  optimizer_offload: {"option": "--optimizer-offload", "kind": "flag"},
   offload_activations: {"option": "--offload-activations", "kind": "flag"},
   moe: {"option": "--moe", "kind": "text"},
   lora_rank: {"option": "--lora-rank", "kind": "number", "least": 1, "most": 1099511627776},

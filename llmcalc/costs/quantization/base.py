@@ -82,7 +82,7 @@ PARTS = tuple(field.name for field in fields(Parts))
 NOTHING = Parts()
 
 
-def plain(elements: Number, dtype: str) -> Parts:
+def plain_parts(elements: Number, dtype: str) -> Parts:
     """Returns the bytes of elements in an unquantized number format."""
     return Parts(unconverted=bytes_of(elements, dtype))
 
@@ -116,7 +116,7 @@ class WeightSite:
         return self.path.rpartition(".")[2]
 
 
-def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
+def weight_sites_of(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
     """Yields every trainable tensor in tree order; a tied tensor once."""
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
@@ -222,12 +222,14 @@ def quantized_size(
             f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     tree = spec.tree()
-    weight_sites = list(sites(tree, include))
+    weight_sites = list(weight_sites_of(tree, include))
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
         included_paths = {site.path for site in weight_sites}
-        for path in (site.path for site in sites(tree, frozenset({MTP.name})) if site.path not in included_paths):
+        for path in (
+            site.path for site in weight_sites_of(tree, frozenset({MTP.name})) if site.path not in included_paths
+        ):
             scheme.look_up(names(path))
     text_sites = [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name]
     towers = [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name]
@@ -236,7 +238,7 @@ def quantized_size(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
-    tower_sites = ((site, plain(site.tensor.size, dtype)) for site in towers)
+    tower_sites = ((site, plain_parts(site.tensor.size, dtype)) for site in towers)
     for site, stored_parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
         parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + stored_parts * site.times
     total = sum(parts_by_component.values(), NOTHING)

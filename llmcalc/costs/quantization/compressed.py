@@ -6,6 +6,7 @@ The layouts are in `formats`. compressed-tensors: compressors/*, quantization/li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .base import Scheme
@@ -30,8 +31,12 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 
 
 def compressed_tensors(fields: Fields) -> Scheme:
-    """Reads a compressed-tensors config with the groups of `config_groups`, in order."""
-    fields.ignore("version")
+    """Reads a compressed-tensors config with the groups of `config_groups`.
+
+    A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
+    in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
+    """
+    fields.ignore("version", "provider")
     sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
         raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
@@ -39,11 +44,17 @@ def compressed_tensors(fields: Fields) -> Scheme:
     groups_table = fields.table("config_groups")
     if groups_table is None or not groups_table.data:
         raise fields.wrong("config_groups", None, "a table of groups")
-    groups, labels = [], []
+    groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
+    labels = []
     for _, table in groups_table.tables("how a group of modules is quantised"):
-        group, label = _group_of_table(table, model_format)
-        groups.append(group)
+        targets, storage_format, label = _read_group(table, model_format)
+        for rank, is_target in enumerate(TARGETS):
+            names = [name for name in targets if is_target(name)]
+            if names:
+                modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
+                groups_by_rank[rank].append(Group(storage_format, modules))
         labels.append(label)
+    groups = [group for rank_groups in groups_by_rank.values() for group in rank_groups]
     excluded_modules = ModuleList(
         fields.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
@@ -65,7 +76,16 @@ def compressed_tensors(fields: Fields) -> Scheme:
     )
 
 
-def _group_of_table(fields: Fields, model_format: Any) -> tuple[Group, str]:
+TARGETS: tuple[Callable[[str], bool], ...] = (
+    lambda target: target != "Linear" and not target.startswith("re:"),
+    lambda target: target.startswith("re:"),
+    lambda target: target == "Linear",
+)
+"""The kinds of targets, the most specific first: names of modules, patterns, and the class of all linear layers."""
+
+
+def _read_group(fields: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
+    """Returns the targets of a group, their storage format, and the format's label."""
     fields.must("output_activations", None)
     targets = fields.texts("targets")
     weights, inputs = fields.table("weights"), fields.table("input_activations")
@@ -75,9 +95,7 @@ def _group_of_table(fields: Fields, model_format: Any) -> tuple[Group, str]:
         raise fields.wrong("weights", None, "how weights are quantised")
     if not targets:
         raise fields.wrong("targets", targets, "module names or Linear")
-    modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
-    storage_format, label = _storage_format(weights, layout, _static_scales(inputs))
-    return Group(storage_format, modules), label
+    return (targets, *_storage_format(weights, layout, _static_scales(inputs)))
 
 
 def _static_scales(inputs: Fields | None) -> Static:

@@ -38,13 +38,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     """
     if config is None:
         return None
-    table, config_section = config.get("quantization_config"), config
-    for section in TEXT_SECTIONS:
-        if table is None and isinstance(config.get(section), dict):
-            config_section = config[section]
-            table = config_section.get("quantization_config")
-    if table is None:
-        table = config.get("quantization")  # older mlx-lm wrote this field alone
+    table, config_section = _quantization_table(config)
     if table is None:
         return None
     if not isinstance(table, dict):
@@ -70,6 +64,14 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         model_types = {section.get("model_type") for section in (config, config_section)}
         return replace(scheme, bare_routers=not model_types.isdisjoint(BARE_ROUTERS))
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
+
+
+def _quantization_table(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the field on quantization of a config or of its text model, and the part of the config that it is in."""
+    for config_section in (config, *(config.get(section) for section in TEXT_SECTIONS)):
+        if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
+            return config_section["quantization_config"], config_section
+    return config.get("quantization"), config  # older mlx-lm wrote this field alone
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:
@@ -123,9 +125,17 @@ def _read_fbgemm(fields: Fields) -> Scheme:
     return every_linear(fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
 
 
+def _ignore_exporter(fields: Fields) -> None:
+    """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
+    if "autoround_version" in fields.data or "provider" in fields.data:
+        libraries.ignore_settings_of_auto_round(fields)
+        fields.must("data_type", "int", default="int")
+
+
 def _read_awq(fields: Fields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    _ignore_exporter(fields)
     fields.must("bits", 4, default=4)
     fields.must("w_bit", 4, default=4)
     fields.must("zero_point", True, default=True)
@@ -147,8 +157,9 @@ def _read_gptq(fields: Fields) -> Scheme:
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
-        "hf_format", "hyb_act", "offload_to_disk",
+        "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
+    _ignore_exporter(fields)
     fields.must("method", "gptq", default="gptq")
     fields.one_of(
         "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"

@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, WeightSite, plain, sites
+from .base import Parts, Scheme, WeightSite, plain_parts, weight_sites_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -76,7 +76,7 @@ class GGUFMix(Scheme):
         Its F32 count has only the parameters.
         """
         counts: dict[str, int] = {}
-        weight_sites = list(sites(spec.tree()))
+        weight_sites = list(weight_sites_of(spec.tree()))
         model = self._rules_of_model(spec, weight_sites)
         for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
@@ -365,6 +365,6 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 def _type_bytes(elements: int, ggml_type: str) -> Parts:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return plain(elements, PLAIN[ggml_type])
+        return plain_parts(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
     return Parts(codes, scales, minima) * (elements // block)

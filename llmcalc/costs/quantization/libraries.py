@@ -44,16 +44,30 @@ AVERAGE = "bits per weight are the average that the converter aims at: its layer
 TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
 
 
+AUTO_ROUND = (
+    "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
+    "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
+    "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples",
+    "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types", "sym",
+    "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
+)  # fmt: skip
+"""Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
+
+
+def ignore_settings_of_auto_round(fields: Fields) -> None:
+    """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
+    fields.ignore(*AUTO_ROUND)
+    fields.must("provider", "auto-round", default="auto-round")
+
+
 def auto_round(scheme_fields: Fields) -> Scheme:
-    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has bits of single layers."""
-    scheme_fields.ignore(
-        "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
-        "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
-        "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr",
-        "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
-        "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
-    )  # fmt: skip
-    scheme_fields.must("data_type", "int", default="int")
+    """Reads an auto-round config: GPTQ's layout without indices, AWQ's, or the 4- and 8-bit floats of llm-compressor.
+
+    `extra_config` has the format of single layers.
+    """
+    static = 1 if "static" in str(scheme_fields.get("act_data_type")) else 0
+    ignore_settings_of_auto_round(scheme_fields)
+    default_type = scheme_fields.get("data_type", "int")
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
         raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
@@ -62,6 +76,14 @@ def auto_round(scheme_fields: Fields) -> Scheme:
     def stored(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
+        data_type = fields.get("data_type", default_type)
+        fields.one_of("data_type", data_type, "int", "mx_fp", "nv_fp")
+        if data_type != "int":
+            fields.one_of(name, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            block = 32 if data_type == "mx_fp" else 16
+            if group != block:
+                raise fields.wrong("group_size", group, f"{block}, the block of {data_type}")
+            return FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static) if data_type == "nv_fp" else ()))
         fields.one_of(name, bits, 2, 3, 4, 8)
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
@@ -72,7 +94,8 @@ def auto_round(scheme_fields: Fields) -> Scheme:
         list_entry = f"re:{name}" if set(name) & PATTERN else name
         groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = stored(scheme_fields, "bits", bits, group)
-    label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
+    number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
+    label = f"auto-round-{number_kind}{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
         label,
         "auto-round",

@@ -23,7 +23,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Parts, Scheme, WeightSite, plain
+from .base import WITHOUT, Parts, Scheme, WeightSite, plain_parts
 from .fields import Fields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
@@ -95,7 +95,7 @@ class LinearScheme(Scheme):
         for site in weight_sites:
             linear_format = self._format_of_tensor(site)
             if linear_format is None:
-                yield site, plain(site.tensor.size, dtype)
+                yield site, plain_parts(site.tensor.size, dtype)
                 continue
             has_converted = True
             matrix_count, n_out, n_in = _matrix_shapes(site)

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightSite, plain
+from .base import Parts, Scheme, WeightSite, plain_parts
 from .fields import Fields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -89,7 +89,7 @@ class MLXScheme(Scheme):
         for site in weight_sites:
             module_format = self._module_format(site)
             if module_format is None:
-                yield site, plain(site.tensor.size, dtype)
+                yield site, plain_parts(site.tensor.size, dtype)
                 continue
             if site.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)

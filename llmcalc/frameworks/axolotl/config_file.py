@@ -15,6 +15,7 @@ from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
+    QUANTIZATION_AWARE,
     attention_settings,
     kto_settings,
     lora_settings,
@@ -102,7 +103,7 @@ IGNORED = field_names("""
 
 REFUSED = {
     "fp8": "products in 8 bits are not modelled",
-    "qat": "training with quantized weights is not modelled",
+    "qat": QUANTIZATION_AWARE,
     "gptq": "weights in GPTQ's format take no adapters here",
     "relora": "ReLoRA is not modelled",
     "layer_offloading": "layers on the host are not modelled",

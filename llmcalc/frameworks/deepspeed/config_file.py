@@ -43,6 +43,7 @@ ZERO_IGNORED = field_names("""
 ZERO_OFF: dict[str, tuple[Any, ...]] = {
     "mics_shard_size": (-1, 0),
     "mics_hierarchical_params_gather": (False,),
+    "zenflow": (False, None),
     "cpu_offload": (False, None),
     "cpu_offload_param": (False, None),
     "cpu_offload_params": (False, None),
@@ -124,7 +125,7 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
         reader.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
-        reader.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
+        reader.unknown["tensor_parallel.autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
     return LaunchSettings(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
 
 

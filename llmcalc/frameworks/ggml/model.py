@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import WeightSite, sites
+from ...costs.quantization.base import WeightSite, weight_sites_of
 from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.named import scheme_named
 from ...errors import InputError
@@ -249,13 +249,13 @@ class GgufModel:
         layer_count = len(self.layers)
         if self.file is not None and self.quantize is None:
             return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= layer_count)
-        every_site = sites(self.preset.model.tree(), frozenset({MTP.name}))
+        every_site = weight_sites_of(self.preset.model.tree(), frozenset({MTP.name}))
         modules = [
             replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
             for weight_site in every_site
             if weight_site.optional == MTP.name
         ]
-        sizes = self._weight_sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
+        sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
         return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
 
     @property
@@ -265,7 +265,7 @@ class GgufModel:
 
     def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_site, nbytes in self._weight_sizes(list(sites(self.preset.model.tree()))):
+        for weight_site, nbytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(weight_site), nbytes, weight_site.layer)
 
     def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:

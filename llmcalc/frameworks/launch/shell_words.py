@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from ...errors import InputError
 from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, unresolved
 
+
+class NoShellText(InputError):
+    """A text that a shell cannot split into words."""
+
+
 LONGEST_VALUE = 200_000
 """Largest number of letters of a variable."""
 
@@ -118,8 +123,8 @@ class WordReader:
                 f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
             )
 
-    def error(self, what: str) -> InputError:
-        return InputError(f"{self.script.where}: line {self.line}: {what}")
+    def error(self, what: str) -> NoShellText:
+        return NoShellText(f"{self.script.where}: line {self.line}: {what}")
 
     @property
     def line(self) -> int:

@@ -98,6 +98,9 @@ TRAINER_IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
+QUANTIZATION_AWARE = "fake-quantized weights are not modelled; --allow-unknown counts plain ones, which need less"
+"""Why quantization-aware training is refused."""
+
 TRAINER_SIGNS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -127,6 +130,8 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
+        if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
+            config["deepspeed"] = config.pop("deepspeed_config")
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
 
 

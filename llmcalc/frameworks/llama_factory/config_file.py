@@ -64,8 +64,8 @@ IGNORED = field_names("""
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
 
 REFUSED = {
-    "use_badam": "BAdam, which trains one block at a time",
-    "use_llama_pro": "frozen layers",
+    "use_badam": "one block trained at a time (--allow-unknown counts all, which need more)",
+    "use_llama_pro": "added layers trained alone (--allow-unknown counts all, which need more)",
     "use_dora": "DoRA",
     "mixture_of_depths": "a mixture of depths",
     "shift_attn": "shifted sparse attention",
@@ -125,7 +125,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora"):
-            reader.unknown["finetuning_type"] = f"'{finetuning_type}' is not modelled; full and lora are"
+            reader.unknown["finetuning_type"] = (
+                f"'{finetuning_type}' is not modelled; full and lora are; --allow-unknown counts full, which needs more"
+            )
         run_settings = trainer_settings(
             reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
         )

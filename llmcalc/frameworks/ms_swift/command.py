@@ -209,7 +209,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
     if tuner not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
     if data.get("deepspeed_autotp_size") not in (None, 1):
-        reader.unknown["--deepspeed_autotp_size"] = "layers that DeepSpeed divides are not modelled"
+        reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
     _check_visible_devices(reader, data)
     if reader.flag(data, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
+from ..launch.shell_words import NoShellText
 from ..launch.unresolved import unresolved
 from .engine_tables import table_of_engine
 from .scripts import ServerFinder, starts_server, versions_in
@@ -140,7 +141,11 @@ class _Evaluator:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
         located_container = replace(container, place=f"line {line}")
         if isinstance(value, str):
-            yield from server_finder.in_script(value, self.variables, (), replace(located_container, image="script"))
+            script_container = replace(located_container, image="script")
+            try:
+                yield from server_finder.in_script(value, self.variables, (), script_container)
+            except NoShellText:
+                return  # a text for people that names a server
         else:
             words = [_word_of_value(element) for element in value[:MOST_WORDS]]
             yield from server_finder.in_words(replace(located_container, words=words))

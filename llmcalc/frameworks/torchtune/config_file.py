@@ -15,7 +15,7 @@ from ..frozen_model import FrozenModel
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
-from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
+from ..launch.trainer import HEAD_ADAPTER, QUANTIZATION_AWARE, lora_settings, pair_settings
 from .models import MODELS
 
 COMPONENT = "_component_"
@@ -37,7 +37,7 @@ IGNORED = field_names("""
 """Keys that do not change the memory of a training step."""
 
 OFF = {
-    "quantizer": "training with quantized weights is not modelled",
+    "quantizer": QUANTIZATION_AWARE,
     "use_fp8": "products in 8 bits are not modelled",
     "enable_fp8_training": "products in 8 bits are not modelled",
     "ac_mode": "selective checkpointing is not modelled",

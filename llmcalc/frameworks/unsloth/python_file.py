@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
-from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trainer_launch
+from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
@@ -50,14 +51,16 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
-        names = constants(syntax_tree.body)
+        functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
+        cells = [statement for function in functions for statement in function.body]
+        names = constants([*syntax_tree.body, *cells])
         calls = list(_named_calls(syntax_tree))
-        model = _call_arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
+        model = _call_arguments(reader, calls, names, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
-        adapters = _call_arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
+        adapters = _call_arguments(reader, calls, names, lambda name: _is_method(name, "get_peft_model"))
         kinds = dict.fromkeys(name for name, _ in calls if name in CONFIGS)
         kind = "GRPOConfig" if "GRPOConfig" in kinds else next(iter(kinds), "")
         if len(kinds) > 1:
@@ -66,8 +69,8 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config = _call_arguments(calls, names, lambda name: name == kind) or {}
-        trainer = _call_arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
+        config = _call_arguments(reader, calls, names, lambda name: name == kind) or {}
+        trainer = _call_arguments(reader, calls, names, lambda name: name.endswith("Trainer")) or {}
         is_standby = STANDBY.search(text) is not None
         return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind], is_standby)
 
@@ -123,7 +126,7 @@ def _read_calls(
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model.get("qat_scheme") is not None:
-        reader.unknown["qat_scheme"] = "weights that are quantized while they are trained are not modelled"
+        reader.unknown["qat_scheme"] = QUANTIZATION_AWARE
     name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", name)
     if model_name != name:
@@ -201,12 +204,33 @@ def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
         yield dotted(call.func).rpartition("trl.")[2], call
 
 
-def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
-    """Returns the evaluated arguments of the first call with a matching name; None without such a call."""
+DECIDING = field_names("""
+    max_seq_length max_length per_device_train_batch_size gradient_accumulation_steps optim num_generations r
+    target_modules modules_to_save lora_dropout load_in_4bit load_in_8bit load_in_16bit load_in_fp8 full_finetuning
+    use_gradient_checkpointing fast_inference gpu_memory_utilization
+    """)
+"""Arguments that decide the memory, and so are no defaults where the file computes them."""
+
+GRPO_LENGTHS = ("max_prompt_length", "max_completion_length")
+
+
+def _call_arguments(
+    reader: LaunchReader, calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any
+) -> dict[str, Any] | None:
+    """Returns the evaluated arguments of the first call with a matching name; None without such a call.
+
+    Prompts and completions whose lengths the file computes have all tokens of `max_seq_length` together.
+    """
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:
         return None
     values = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
     if call.args and "model_name" not in values:
         values["model_name"] = value_of(call.args[0], names)
-    return {argument_name: value for argument_name, value in values.items() if not isinstance(value, Unknown)}
+    unresolved = {name for name, value in values.items() if isinstance(value, Unknown)}
+    for name in sorted(DECIDING & unresolved):
+        reader.unknown[name] = "is known only when the file runs"
+    if unresolved.intersection(GRPO_LENGTHS):
+        reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
+        unresolved.update(GRPO_LENGTHS)
+    return {name: value for name, value in values.items() if name not in unresolved}

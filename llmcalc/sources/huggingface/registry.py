@@ -367,6 +367,10 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     """Returns the advice for an error message about a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
+    class_name = architecture_of(config)
+    types_of_class = [model_type for model_type, class_names in classes().items() if class_name in class_names]
+    if types_of_class:
+        return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
     if "auto_map" in config:
         return "its classes are code of its own repository (auto_map), which llmcalc never runs"
     known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])

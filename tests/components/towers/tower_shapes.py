@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.families.sizes import COMMON_DEPTH, COMMON_VISION
+
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    **COMMON_VISION,
     "image_size": 24,
-    "patch_size": 4,
     "vision_use_head": False,
 }
 SIGLIP2 = {
@@ -20,33 +18,13 @@ SIGLIP2 = {
     "num_patches": 30,
 }
 CLIP = {**{k: v for k, v in SIGLIP.items() if k != "vision_use_head"}, "model_type": "clip_vision_model"}
-PIXTRAL: dict[str, Any] = {
-    "model_type": "pixtral",
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 4,
-}
-QWEN: dict[str, Any] = {
-    "depth": 2,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_heads": 2,
-    "patch_size": 4,
-    "num_position_embeddings": 16,
-    "out_hidden_size": 32,
-}
+PIXTRAL: dict[str, Any] = {"model_type": "pixtral", **COMMON_VISION, "num_attention_heads": 2, "image_size": 28}
+QWEN: dict[str, Any] = {**COMMON_DEPTH, "num_position_embeddings": 16, "out_hidden_size": 32}
 GEMMA4: dict[str, Any] = {
     "model_type": "gemma4_vision",
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    **COMMON_VISION,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "patch_size": 4,
     "position_embedding_size": 50,
 }
 UNIFIED: dict[str, Any] = {
@@ -67,82 +45,32 @@ GEMMA4_AUDIO: dict[str, Any] = {
 }
 LLAMA4: dict[str, Any] = {
     "model_type": "llama4_vision_model",
-    "hidden_size": 24,
+    **COMMON_VISION,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "image_size": 24,
-    "patch_size": 4,
     "projector_input_dim": 40,
     "projector_output_dim": 40,
     "vision_output_dim": 40,
 }
 KIMI: dict[str, Any] = {
     "model_type": "kimi_k25_vision",
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
+    **COMMON_VISION,
     "num_attention_heads": 2,
     "pos_emb_height": 6,
     "pos_emb_width": 6,
-    "patch_size": 4,
 }
-LFM3: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "patch_size": 4,
-}
-HUNYUAN: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "patch_size": 4,
-    "max_image_size": 32,
-}
-OVIS: dict[str, Any] = {
-    "model_type": "ovis2_vision",
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 24,
-    "patch_size": 4,
-    "vocab_size": 50,
-}
+LFM3: dict[str, Any] = {**COMMON_VISION, "num_hidden_layers": 5, "num_key_value_heads": 2}
+HUNYUAN: dict[str, Any] = {**COMMON_VISION, "max_image_size": 32}
+OVIS: dict[str, Any] = {"model_type": "ovis2_vision", **COMMON_VISION, "image_size": 24, "vocab_size": 50}
 ERNIE: dict[str, Any] = {"depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-MINIMAX: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-}
-PHI4_VISION: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 24,
-    "patch_size": 4,
-}
+MINIMAX: dict[str, Any] = {**COMMON_VISION, "num_attention_heads": 2}
+PHI4_VISION: dict[str, Any] = {**COMMON_VISION, "image_size": 24}
 PHI4_AUDIO: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_blocks": 2, "num_attention_heads": 4, "ext_pw_out_channel": 24,
     "depthwise_separable_out_channel": 24, "nemo_conv_channels": 6, "bias_max_distance": 9, "input_size": 21,
 }  # fmt: skip
 
-GLM: dict[str, Any] = {
-    "depth": 2,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_heads": 2,
-    "patch_size": 4,
-    "image_size": 24,
-    "out_hidden_size": 32,
-}
+GLM: dict[str, Any] = {**COMMON_DEPTH, "image_size": 24, "out_hidden_size": 32}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
     {"vision_config": GLM},
@@ -165,14 +93,7 @@ VIDEO_LLAMA = {
     "num_attention_heads": 2,
     "patch_size": 4,
 }
-INTERNVL = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 24,
-    "patch_size": 4,
-}
+INTERNVL = {**COMMON_VISION, "image_size": 24}
 WHISPER = {
     "hidden_size": 24,
     "intermediate_size": 96,
@@ -548,24 +469,11 @@ WRAPPERS: dict[str, Shapes] = {
         "InternVLForConditionalGeneration",
         TOWER_AND_PROJECTOR,
         [
+            {"vision_config": {**COMMON_VISION, "image_size": [24, 24], "patch_size": [4, 4]}},
             {
                 "vision_config": {
-                    "hidden_size": 24,
-                    "intermediate_size": 20,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 4,
-                    "image_size": [24, 24],
-                    "patch_size": [4, 4],
-                }
-            },
-            {
-                "vision_config": {
-                    "hidden_size": 24,
-                    "intermediate_size": 20,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 4,
+                    **COMMON_VISION,
                     "image_size": 24,
-                    "patch_size": 4,
                     "attention_bias": True,
                     "use_qk_norm": True,
                     "norm_type": "rms_norm",

@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.base import weight_sites_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -250,7 +250,7 @@ def test_entries_that_name_nothing_are_said() -> None:
             "expected the format of the layer's other experts",
         ),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 5}}}, "nbits: 5; expected one of"),
-        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type: 'mx_fp'; expected one of 'int'"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "data_type: 'fp'; expected one of 'int'"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "gguf"}, "packing_format: 'gguf'; expected auto"),
         ({"quant_method": "quark"}, "global_quant_config: None; expected how weights are quantised"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, "dtype: 'int4'; expected"),
@@ -417,7 +417,7 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
 
 def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
     """`MoEGate` of mlx-lm's deepseek_v3.py has a bare `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
-    routers = sum(site.tensor.size for site in sites(MIXTURE.tree()) if site.kind == "router")
+    routers = sum(site.tensor.size for site in weight_sites_of(MIXTURE.tree()) if site.kind == "router")
     bare, usual = (
         quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
         for kind in ("deepseek_v3", "qwen3_moe")
@@ -432,7 +432,7 @@ def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_mlx_converts_the_linear_layers_of_a_recurrence_and_no_convolution(case: str) -> None:
     spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
-    matrices = [p for p in sites(spec.tree()) if p.tensor.role != "vector" and p.tensor.shape[-1] % 32 == 0]
+    matrices = [p for p in weight_sites_of(spec.tree()) if p.tensor.role != "vector" and p.tensor.shape[-1] % 32 == 0]
     bits = of_config(spec, **MLX)
     assert bits.weights * 2 == sum(p.tensor.size for p in matrices)
     assert {p.name for p in matrices} >= {"in_proj", "out_proj"}

@@ -17,7 +17,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.base import weight_sites_of
 from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -57,7 +57,7 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
     import numpy
 
     writer = gguf.GGUFWriter(path, "llama")
-    for n, site in enumerate(sites(spec.tree())):
+    for n, site in enumerate(weight_sites_of(spec.tree())):
         kind = types(site.name, -1 if site.layer is None else site.layer) if site.tensor.role != "vector" else "F32"
         name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(
             site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}"
@@ -150,7 +150,7 @@ def mix(name: str) -> GGUFMix:
 
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and embeddings there."""
-    found = list(sites(spec.tree()))
+    found = list(weight_sites_of(spec.tree()))
     model = _ModelRules(mix(name), spec, found)
     return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
 

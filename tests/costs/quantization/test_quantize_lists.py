@@ -16,7 +16,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
-from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.base import weight_sites_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -253,7 +253,10 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         return quantized_size(spec, scheme, include=include, names=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
-    module = sum(site.tensor.size * site.times for site in sites(spec.tree(), frozenset({"mtp"}))) - params(spec).total
+    module = (
+        sum(site.tensor.size * site.times for site in weight_sites_of(spec.tree(), frozenset({"mtp"})))
+        - params(spec).total
+    )
     assert with_module.total - size(entry).total == 2 * module
     for found in (with_module, size(entry)):
         assert not [note for note in found.scheme.notes() if "not in this model" in note]
@@ -282,3 +285,131 @@ def test_modules_that_no_format_converts_are_in_the_model() -> None:
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
     assert use.quantized is not None
     assert not [note for note in use.quantized.scheme.notes() if "not in this model" in note]
+
+
+# Checkpoints of Qwen3.6 27B whose index states the bytes of all tensors, its encoder included
+
+LINEAR = [i for i in range(64) if i % 4 != 3]
+FULL = [i for i in range(64) if i % 4 == 3]
+EIGHT_BITS = {"bits": 8, "group_size": 64, "mode": "affine"}
+
+
+def unconverted_by_auto_round() -> list[str]:
+    """The list in config.json of github.com/hualayn/ai-articles at dfaac59, by its layers."""
+    layer = "model.language_model.layers."
+    return [
+        *(f"{layer}{i}.linear_attn.{part}" for i in LINEAR for part in ("in_proj_a", "in_proj_b", "out_proj")),
+        *(f"{layer}{i}.self_attn.o_proj" for i in FULL),
+        *(f"{layer}{i}.self_attn.{part}_proj" for i in range(43, 64, 4) for part in "qkv"),
+        *(f"{layer}{i}.mlp.{part}_proj" for i in range(43, 64, 4) for part in ("gate", "up")),
+        *(f"{layer}{i}.mlp.down_proj" for i in FULL),
+        *("model.visual.blocks", "visual", "linear_attn.out_proj", "linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        *("lm_head", "embed_tokens", "self_attn.o_proj", "mtp"),
+    ]
+
+
+CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
+    "AutoRound in AWQ's format, github.com/hualayn/ai-articles at dfaac59": (
+        {
+            "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm", "sym": False,
+            "provider": "auto-round", "autoround_version": "0.12.3", "data_type": "int", "batch_size": 1,
+            "nsamples": 1024, "seqlen": 4096, "low_gpu_mem_usage": True,
+            "to_quant_block_names": "model.language_model.layers",
+            "modules_to_not_convert": unconverted_by_auto_round(),
+        },
+        26_025_400_800,
+    ),
+    "mlx-lm in 4 and 8 bits, github.com/Arp1tMoga/fast_qwen at 0f58585": (
+        {
+            "bits": 4, "group_size": 32, "mode": "affine",
+            **dict.fromkeys(("language_model.lm_head", "language_model.model.embed_tokens"), EIGHT_BITS),
+            **{f"language_model.model.layers.{i}.linear_attn.out_proj": EIGHT_BITS for i in LINEAR},
+            **{
+                f"language_model.model.layers.{i}.mlp.{part}_proj": EIGHT_BITS
+                for i in range(56, 64) for part in ("gate", "up", "down")
+            },
+        },
+        20_444_027_360,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
+    table, total = CHECKPOINTS[name]
+    spec = load("qwen3.6-27b").model
+    config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    scheme = scheme_of_config({**config, "quantization_config": table})
+    assert scheme is not None
+    names = checkpoint_of(config).names(spec.tree(), spec.kind)
+    assert quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total == total
+
+
+def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
+    """Of github.com/roshinpv/mpx at 60b0a99, whose config has the sizes of Qwen2.5 14B."""
+    scheme = scheme_of_config({"model_type": "qwen2", "quantization": {"group_size": 64, "bits": 3}})
+    assert scheme is not None
+    assert quantized_size(load("qwen2.5-14b").model, scheme).total == 6_463_203_328
+
+
+AUTO_ROUND = {
+    "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "autoround_version": "0.12.3",
+    "bits": 4, "act_bits": 4, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0,
+}  # fmt: skip
+NVFP4 = {"data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs", "group_size": 16, "act_group_size": 16}
+MXFP4 = {"data_type": "mx_fp", "act_data_type": "mx_fp", "group_size": 32, "act_group_size": 32}
+
+
+def test_auto_rounds_nvfp4_of_qwen_3_has_the_size_of_its_file() -> None:
+    """`model.safetensors` of Qwen3-1.7B has 1,415,404,568 bytes, of which some 113 for each tensor are its header.
+
+    196 linear layers have four tensors each: codes, two scales and that of the activations.
+    """
+    spec = load("qwen3-1.7b").model
+    scheme = scheme_of_config({"quantization_config": {**AUTO_ROUND, **NVFP4}})
+    assert scheme is not None
+    total = quantized_size(spec, scheme).total
+    assert 105 < (1_415_404_568 - total) / (4 * 196 + 4 * 28 + 2) < 120  # type: ignore[operator]
+    assert scheme.label == "auto-round-nvfp4-g16"
+
+
+def test_auto_rounds_mxfp4_is_that_of_compressed_tensors() -> None:
+    weights = {"num_bits": 4, "type": "float", "group_size": 32, "strategy": "group"}
+    group = {"targets": ["Linear"], "weights": weights}
+    table = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"group_0": group},
+    }
+    exported = of_llama(**table, ignore=["lm_head"], provider="auto-round")
+    assert of_llama(**AUTO_ROUND, **MXFP4) == exported
+    wide = {"extra_config": {"model.layers.0.mlp.down_proj": {"bits": 16, "data_type": "float"}}}
+    assert of_llama(**AUTO_ROUND, **MXFP4, **wide).weights == ALL // 2 - F // 2
+    eight = {"extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}}}
+    assert of_llama(**AUTO_ROUND, **MXFP4, **eight).weights == ALL // 2 + F // 2
+    with pytest.raises(InputError, match="group_size: 64; expected 32, the block of mx_fp"):
+        of_llama(**AUTO_ROUND, **{**MXFP4, "group_size": 64})
+
+
+def test_what_gptqmodel_writes_beside_a_format_changes_nothing() -> None:
+    """The fields of a config that GPTQModel 5.6.12 wrote, as quoted in an issue of its repository."""
+    table = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    written = {
+        "desc_act": False, "sym": True, "lm_head": False, "checkpoint_format": "gptq", "pack_dtype": "int32",
+        "meta": {"quantizer": ["gptqmodel:5.6.12"], "mse": 0.0, "gptaq": False}, "pack_impl": "cpu", "format": "gptq",
+    }  # fmt: skip
+    assert of_llama(**table, **written) == of_llama(**table)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_name_comes_before_a_pattern_and_both_before_all_linear_layers(order: tuple[int, ...]) -> None:
+    """Of compressed-tensors, in whichever order the groups are: Qwen3.6's checkpoints have `Linear` first."""
+
+    def group(target: str, bits: int) -> dict[str, Any]:
+        weights = {"num_bits": bits, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
+        return {"targets": [target], "weights": weights, "format": "pack-quantized"}
+
+    groups = (group("Linear", 4), group("re:.*down_proj$", 8), group("model.layers.1.mlp.down_proj", 2))
+    table = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
+    found = of_llama(**table, config_groups={f"group_{i}": groups[i] for i in order})
+    assert found.weights == (ALL - 2 * F) // 2 + F + F // 4

@@ -13,7 +13,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.base import weight_sites_of
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, read_config
@@ -134,7 +134,9 @@ def test_routers_alone_are_what_is_not_converted() -> None:
         scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
         assert scheme is not None
         routers = sum(
-            site.tensor.size for site in sites(spec.tree()) if site.kind == "router" and site.tensor.role == "matrix"
+            site.tensor.size
+            for site in weight_sites_of(spec.tree())
+            if site.kind == "router" and site.tensor.role == "matrix"
         )
         assert real - quantized_size(spec, scheme).by_part.weights == routers
 

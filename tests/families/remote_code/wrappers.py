@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.families.sizes import COMMON_GROUPED
+from tests.families.sizes import COMMON_DEPTH, COMMON_GROUPED, COMMON_VISION
 
 SMALL: dict[str, Any] = {**COMMON_GROUPED, "max_position_embeddings": 64}
 DEEPSEEK_EXPERTS: dict[str, Any] = {
@@ -24,23 +24,8 @@ LATENT: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {**SMALL, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
-SIGLIP: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 24,
-    "patch_size": 4,
-}
-RICE: dict[str, Any] = {
-    "model_type": "rice_vit",
-    "depth": 2,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_heads": 2,
-    "patch_size": 4,
-    "text_hidden_size": 32,
-}
+SIGLIP: dict[str, Any] = {**COMMON_VISION, "num_attention_heads": 2, "image_size": 24}
+RICE: dict[str, Any] = {"model_type": "rice_vit", **COMMON_DEPTH, "text_hidden_size": 32}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "InternVLChatModel": [

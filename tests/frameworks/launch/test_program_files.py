@@ -14,6 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.server_files.read import starts_any_server
 from tests.samples import in_one_test
 
 FOLDER = Path(__file__).parents[2] / "data" / "launch"
@@ -117,6 +118,15 @@ def test_the_allocator_is_that_of_the_commands_environment() -> None:
     assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
 
 
+def test_deepspeeds_own_arguments_name_its_config() -> None:
+    """deepspeed.add_config_arguments: `--deepspeed` turns it on, `--deepspeed_config` is the file."""
+    text = FILES["deepspeed_trainer.sh"]
+    launch = launch_of(text, "f.sh", folder=FOLDER)
+    own_arguments = text.replace("--deepspeed zero2.json", "--deepspeed --deepspeed_config zero2.json")
+    assert own_arguments != text
+    assert launch_of(own_arguments, "f.sh", folder=FOLDER) == launch
+
+
 @in_one_test
 @pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
 def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, Any]) -> None:
@@ -126,6 +136,42 @@ def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, A
         actual = getattr(launch.layout, name) if hasattr(launch.layout, name) else launch.settings.get(name)
         assert actual == value, name
     assert launch.spec is not None or launch.target
+
+
+MARIMO = """import marimo
+app = marimo.App()
+
+
+@app.cell
+def _(mo):
+    mo.md("Don't miss it: `vllm serve` runs what you train")
+
+
+@app.cell
+def _():
+    from unsloth import FastLanguageModel
+    tokens = 1536
+    model, tokenizer = FastLanguageModel.from_pretrained("gpt2", max_seq_length=tokens)
+
+
+@app.cell
+def _(model, lengths):
+    model = FastLanguageModel.get_peft_model(model, r=8)
+    args = GRPOConfig(max_prompt_length=max(lengths), max_completion_length=tokens - max(lengths))
+"""
+
+
+def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook.py"
+    notebook.write_text(MARIMO)
+    assert not starts_any_server(notebook)
+    launch = read_launch(notebook)
+    assert (launch.target, launch.settings["seq"], launch.settings["lora_rank"]) == ("gpt2", 1536, 8)
+    assert any("computed: together max_seq_length tokens" in note for note in launch.notes)
+    for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if tokens else 1")):
+        name = decided.partition("=")[0]
+        with pytest.raises(InputError, match=rf"memory: {name} \(is known only when the file runs\)"):
+            launch_of(MARIMO.replace(decided, computed), "notebook.py")
 
 
 REFUSED = [

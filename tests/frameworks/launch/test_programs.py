@@ -313,10 +313,16 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
     ("changes", "said"),
     [
         ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
-        ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
+        (
+            {"finetuning_type": "oft"},
+            "finetuning_type ('oft' is not modelled; full and lora are; --allow",
+        ),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
-        ({"use_badam": True}, "use_badam (BAdam, which trains one block at a time: not modelled)"),
+        (
+            {"use_badam": True},
+            "use_badam (one block trained at a time (--allow-unknown counts all",
+        ),
         ({"cutof_len": 1}, "cutof_len (no argument that is known)"),
     ],
 )
