@@ -112,13 +112,18 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     )
 
 
+def _step_text(run_cost: RunCost) -> str:
+    """Returns what the assumed options make of a step; empty where its batch was stated."""
+    if run_cost.measured:
+        return " (the tokens of the measured step)"
+    is_usual_batch = any(assumed.startswith("--global-batch") for assumed in run_cost.assumed)
+    return " (a step of about 4M tokens, as of Llama 2 and 3)" if is_usual_batch else ""
+
+
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
     if run_cost.assumed:
-        step_text = (
-            "the tokens of the measured step" if run_cost.measured else "a step of about 4M tokens, as of Llama 2 and 3"
-        )
-        notes.append(f"assumed: {' '.join(run_cost.assumed)} ({step_text})")
+        notes.append(f"assumed: {' '.join(run_cost.assumed)}{_step_text(run_cost)}")
     cost = run_cost.cost
     if cost.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")

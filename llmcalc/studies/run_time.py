@@ -478,14 +478,21 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
     Raises `InputError` for weights in 64 bits.
     """
     _refuse_wide_products(memory)
-    states = memory.states
-    weight_bits = 8 * states.weights / states.count.total
-    label = "" if states.quantized is None else states.quantized.scheme.label
-    if states.quantized is None:
+    states, cache_bits = memory.states, _cache_bits(memory, tokens)
+    stored = states.quantized
+    if stored is None:
         dtype = DTYPE_FORMATS.get(states.dtype, "bf16")
-    else:
-        dtype = next((name for start, name in SCHEME_FORMATS if label.startswith(start)), QUANTIZED)
-    return Formats(dtype, float(weight_bits), _cache_bits(memory, tokens))
+        return Formats(dtype, float(8 * states.weights / states.count.total), cache_bits)
+    label = stored.scheme.label
+    dtype = next((name for start, name in SCHEME_FORMATS if label.startswith(start)), QUANTIZED)
+    elements = states.count.by_component
+    head = [kind for kind in ("lm_head", "embedding") if kind in elements]
+    layer_bits, *head_bits = (
+        float(8 * sum(stored.by_component[kind].total for kind in kinds) / sum(elements[kind] for kind in kinds))
+        for kinds in ([kind for kind in elements if kind not in ("lm_head", "embedding")], head[:1])
+        if kinds
+    )
+    return Formats(dtype, layer_bits, cache_bits, *head_bits)
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:

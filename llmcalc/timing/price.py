@@ -72,11 +72,14 @@ class Formats:
 
     dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.
+    head_bits: bits of an element of the head and of routers; None (default) for 16 at least, or for `weight_bits` if
+        the kernel decodes weights.
     """
 
     dtype: str = "bf16"
     weight_bits: float = 16.0
     cache_bits: float = 16.0
+    head_bits: float | None = None
 
 
 SIXTEEN_BITS = Formats()
@@ -319,8 +322,10 @@ class TimeEstimator:
 
         The head stays in 16 bits unless all weights are quantized.
         """
-        is_16_bit = kernel.in_16_bits and self.formats.dtype != QUANTIZED
-        bits = max(16.0, self.formats.weight_bits) if is_16_bit else self.formats.weight_bits
+        bits = self.formats.weight_bits
+        if kernel.in_16_bits:
+            wide_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
+            bits = wide_bits if self.formats.head_bits is None else self.formats.head_bits
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:

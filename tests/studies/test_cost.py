@@ -57,6 +57,8 @@ def test_what_is_assumed_is_said(run: Any) -> None:
     assert document["assumed"] == ["--seq 4096", "--global-batch 1026"]  # 171 of each device; 1024 would be 4M tokens
     assert document["step_tokens"] == 4096 * 1026
     assert any("assumed: --seq 4096 --global-batch 1026" in note for note in document["notes"])
+    own_batch = ("smollm-135m", "--tokens", "1B", "--hardware", "h100", "--devices", "1", "--global-batch", "8")
+    assert "assumed: --seq 2048" in cost(run, *own_batch)["notes"]  # no step of 4M tokens
     many = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "3000", "--step", "9s", "--seq", "8k")
     assert cost(run, *many)["assumed"] == ["--global-batch 500"]  # the largest divisor of 3,000 up to 512
 
