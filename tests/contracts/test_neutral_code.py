@@ -27,6 +27,7 @@ OTHERWISE = {
     "frameworks/launch/command_line.py": "an installed program that is called after Megatron",
     "frameworks/launch/refused_programs.py": "scripts of NeMo that are called after Megatron",
     "frameworks/launch/accelerate_command.py": "accelerate's own keys",
+    "frameworks/launch/trainer.py": "arguments of a script that adds a framework's own",
     "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
