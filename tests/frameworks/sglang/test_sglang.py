@@ -8,10 +8,12 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines.rank import EngineRank
+from llmcalc.frameworks.engines.rank import EngineRank, architectures
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import Server
+from llmcalc.frameworks.sglang.graphs import prompt_graphs_mib
 from llmcalc.frameworks.sglang.states import slot_bytes_of
+from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
 
@@ -393,6 +395,24 @@ def test_encoders_take_a_part_of_the_cache_from_0_5_18_on() -> None:
     text = memory(version="0.5.18", language_model_only=True, **chosen)
     assert text.bytes_of("profile_run") == 0
     assert text.bytes_of("weights") < newer.bytes_of("weights")
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "prompts"),
+    [
+        ("qwen3.6-35b-a3b", ("Qwen3_5MoeForConditionalGeneration",), 58 * 8),
+        ("kimi-k2.5", ("Kimi_K25ForConditionalGeneration",), 1536),  # of latents
+        ("llama4-scout", ("Llama4ForConditionalGeneration",), 0),
+        ("internvl3-1b", (), 0),  # several wrappers have its text model
+    ],
+)
+def test_the_class_of_a_model_whose_encoder_is_not_written(target: str, names: tuple[str, ...], prompts: int) -> None:
+    """The preset had no class, so that rules for its class did not apply: prompts in graphs, from 0.5.17 on."""
+    preset = llmcalc.load(target)
+    rules = sglang_record().rules((0, 5, 20))
+    assert architectures(preset) == names
+    hardware = find_hardware("h100-sxm")
+    assert prompt_graphs_mib(rules, {}, EngineRank(preset), hardware, names, 8192, 1) == prompts
 
 
 def test_flags_of_newer_versions() -> None:
