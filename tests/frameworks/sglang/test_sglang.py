@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -413,6 +414,14 @@ def test_the_class_of_a_model_whose_encoder_is_not_written(target: str, names: t
     assert architectures(preset) == names
     hardware = find_hardware("h100-sxm")
     assert prompt_graphs_mib(rules, {}, EngineRank(preset), hardware, names, 8192, 1) == prompts
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.20"])
+def test_a_preset_has_the_budget_of_its_config(version: str) -> None:
+    """SGLang reads `num_hidden_layers` of an encoder, which Qwen3.5's config names `depth`, and takes 24, not 27."""
+    config = Path(__file__).parents[2] / "data/cases/qwen3.5-35b-a3b/config.json"
+    budgets = [memory(target, version=version).bytes_of("budget") for target in ("qwen3.5-35b-a3b", str(config))]
+    assert budgets[0] == budgets[1]
 
 
 def test_flags_of_newer_versions() -> None:
