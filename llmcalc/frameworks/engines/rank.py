@@ -350,15 +350,18 @@ def architectures(preset: Preset) -> tuple[str, ...]:
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
     """Returns the class names in the config that `convert` writes of a model; none if no class computes it.
 
-    A model that also hears has the class of its images, where `convert` does not write its encoder of audio.
+    A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
+    writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.
     """
     try:
-        from ...sources.to_hf import find_config
+        from ...sources.to_hf import find_config, wrapper_class
 
         config = find_config(model)
         silent_towers = {name: tower for name, tower in model.towers.items() if "audio" not in name}
         if config is None and silent_towers != model.towers:
             config = find_config(model.model_copy(update={"towers": silent_towers}))
+        if config is None and model.towers:
+            return tuple(filter(None, [wrapper_class(model)]))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
     return () if config is None else tuple(config["architectures"])

@@ -36,6 +36,9 @@ GIB, MIB = 2**30, 2**20
 REFERENCE_ENCODER = (24, 1024)
 """Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
 
+ENCODER_WITH_DEPTH = "visual"
+"""The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
+
 LARGE_GRAPH = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
 
@@ -188,8 +191,12 @@ class Server(EngineServer):
             )
             if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
-        towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
-        return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else REFERENCE_ENCODER
+        for name, tower in self.preset.model.towers.items():
+            if isinstance(tower, VisionTower):
+                has_depth = name == ENCODER_WITH_DEPTH
+                layers = REFERENCE_ENCODER[0] if has_depth else int(tower.stack.num_hidden_layers)
+                return layers, int(tower.hidden_size)
+        return REFERENCE_ENCODER
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:

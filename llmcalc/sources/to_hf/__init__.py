@@ -11,7 +11,7 @@ How fields are filled may be changed without reading the readers: each config is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..huggingface.family import Family
 from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
-from .classes import class_names
+from .classes import class_names, wrapper_names
 from .compare import Difference, canonical_values, count_of_values, differences
 from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
@@ -52,15 +52,18 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def find_config(
-    spec: ModelSpec, other_configs: list[tuple[str, dict[str, Any]]] | None = None
+    spec: ModelSpec,
+    other_configs: list[tuple[str, dict[str, Any]]] | None = None,
+    families: Iterable[tuple[str, Family]] | None = None,
 ) -> dict[str, Any] | None:
     """Returns the config, as `to_config` does; None if no known class computes the spec.
 
     other_configs: as of `_nearest_class`, to which the classes that compute another spec are added; None for no list.
+    families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
     """
     config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
-    for model_type, family in _possible_families(config_values):
-        for name in class_names(model_type, spec):
+    for model_type, family in _possible_families(config_values) if families is None else families:
+        for name in class_names(model_type, spec) or [""] * (families is not None):
             config = wrapped_config(_candidate_config(model_type, family, name, config_values), spec)
             config_spec = _read_back(config)
             if config_spec is None:
@@ -71,6 +74,21 @@ def find_config(
             if other_configs is not None:
                 other_configs.append((config["architectures"][0], class_values))
     return None
+
+
+def wrapper_class(spec: ModelSpec) -> str:
+    """Returns the class of the wrapper whose text model computes the spec; empty if several wrappers' do, or none's.
+
+    Only wrappers in the file of their text model count: those in other files share theirs with many.
+    """
+    decoder, names = spec.model_copy(update={"towers": {}}), []
+    for model_type, file in FILE_OF.items():
+        text = family_of(model_type).text
+        if not text or FILE_OF[text] != file or family_of(text).read is None:
+            continue
+        if find_config(decoder, families=[(text, family_of(text))]) is not None:
+            names += wrapper_names(model_type, without_head=False)[:1]
+    return names[0] if len(names) == 1 else ""
 
 
 def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines.rank import EngineRank
+from llmcalc.frameworks.engines.rank import EngineRank, architectures
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import Server
+from llmcalc.frameworks.sglang.graphs import prompt_graphs_mib
 from llmcalc.frameworks.sglang.states import slot_bytes_of
+from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
 
@@ -393,6 +396,32 @@ def test_encoders_take_a_part_of_the_cache_from_0_5_18_on() -> None:
     text = memory(version="0.5.18", language_model_only=True, **chosen)
     assert text.bytes_of("profile_run") == 0
     assert text.bytes_of("weights") < newer.bytes_of("weights")
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "prompts"),
+    [
+        ("qwen3.6-35b-a3b", ("Qwen3_5MoeForConditionalGeneration",), 58 * 8),
+        ("kimi-k2.5", ("Kimi_K25ForConditionalGeneration",), 1536),  # of latents
+        ("llama4-scout", ("Llama4ForConditionalGeneration",), 0),
+        ("internvl3-1b", (), 0),  # several wrappers have its text model
+    ],
+)
+def test_the_class_of_a_model_whose_encoder_is_not_written(target: str, names: tuple[str, ...], prompts: int) -> None:
+    """The preset had no class, so that rules for its class did not apply: prompts in graphs, from 0.5.17 on."""
+    preset = llmcalc.load(target)
+    rules = sglang_record().rules((0, 5, 20))
+    assert architectures(preset) == names
+    hardware = find_hardware("h100-sxm")
+    assert prompt_graphs_mib(rules, {}, EngineRank(preset), hardware, names, 8192, 1) == prompts
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.20"])
+def test_a_preset_has_the_budget_of_its_config(version: str) -> None:
+    """SGLang reads `num_hidden_layers` of an encoder, which Qwen3.5's config names `depth`, and takes 24, not 27."""
+    config = Path(__file__).parents[2] / "data/cases/qwen3.5-35b-a3b/config.json"
+    budgets = [memory(target, version=version).bytes_of("budget") for target in ("qwen3.5-35b-a3b", str(config))]
+    assert budgets[0] == budgets[1]
 
 
 def test_flags_of_newer_versions() -> None:
