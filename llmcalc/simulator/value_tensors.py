@@ -55,6 +55,7 @@ class ValueTensors:
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.buffers: set[Path] = set()
+        self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}

@@ -493,6 +493,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
                 operation.name,
             )
+        if self.choices.fake_quantization is not None:
+            raise self.unsupported(
+                f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no "
+                "--fake-quantize beside it",
+                operation.name,
+            )
         bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
         self.head = (self.matrix(operation), bias)
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))

@@ -17,7 +17,7 @@ from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape, count
 from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
-from .basic import BasicKernels
+from .fake_quantization import FakeQuantizationKernels
 
 GATE = ("gate_proj", "up_proj")
 """The projections that a class with `FeedForward.fused_gate` computes as one product."""
@@ -25,7 +25,7 @@ TOGETHER = "qkv_proj"
 """The name of that product."""
 
 
-class LoraKernels(BasicKernels):
+class LoraKernels(FakeQuantizationKernels):
     """Linear layers with adapters and quantized weights."""
 
     # --- weights ----------------------------------------------------------------------------------------------------
@@ -143,7 +143,8 @@ class LoraKernels(BasicKernels):
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
         """Whether a transformers class fuses a projection with others into one product, without adapters."""
-        return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
+        is_replaced = self.adapters is not None or self.choices.fake_quantization is not None
+        return self.choices.like_classes and not is_replaced and bool(operation.options.get("fused"))
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
@@ -168,6 +169,8 @@ class LoraKernels(BasicKernels):
         """Runs projections of one input as one product and splits the result."""
         x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
+        if self.choices.fake_quantization is not None:
+            raise self.unsupported("no rounding of fused projections; expected no --fake-quantize", TOGETHER)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
@@ -278,14 +281,20 @@ class LoraKernels(BasicKernels):
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
         width = operation.outs[0].width
         if not self.has_adapter(operation):
-            return self.product(x, weight, bias, width)
-        return self._add_adapter(operation.name, x, self.product(x, weight, bias, width), weight)  # frees the product
+            rounded_operands = (x, weight) if self.adapters is not None else self.rounded(operation, x, weight)
+            return self.product(*rounded_operands, bias, width)
+        rounded_operands = self.rounded(operation, x, weight)  # torchtune/modules/peft/lora.py, `QATLoRALinear`
+        return self._add_adapter(
+            operation.name, x, self.product(*rounded_operands, bias, width), weight
+        )  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
+        if self.choices.fake_quantization is not None:
+            raise self.unsupported("no rounding of a layer that runs twice; expected no --fake-quantize", name)
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
