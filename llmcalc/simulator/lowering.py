@@ -34,7 +34,7 @@ class Lowering(ProgramLowering):
     adapters: the adapters that are trained instead of the weights; default none.
     inputs: the program's inputs by their rows, and the input of a pipeline stage.
     result: the value that the program computes.
-    head: input and weight of the output layer, if the loss computes the logits.
+    head: the step of the output layer with its weight and bias, if the loss computes the logits.
     logits: logits of the last run that the training loop still refers to.
     further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.

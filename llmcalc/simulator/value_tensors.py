@@ -61,7 +61,7 @@ class ValueTensors:
         self.memo: dict[Any, Any] = {}
         self.further_outputs: list[Tensor] = []
         self.result: Value | None = None
-        self.head: tuple[Tensor, Tensor | None] | None = None
+        self.head: tuple[Step, Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
         self.has_earlier_tokens = self.paged = self.only_finds_parameters = self.has_skipped_steps = (
