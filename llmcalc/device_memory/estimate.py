@@ -280,7 +280,6 @@ class Memory:
             (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
-            (settings.fake_quantize is not None, "torchao/quantization/quant_primitives.py, _fake_quantize_affine"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),

@@ -123,6 +123,8 @@ def training_run(
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if settings.optimizer_offload:
         raise InputError("--optimizer-offload: torch's optimizers run where the weights are; expected none")
+    if settings.fake_quantize is not None and settings.compile:
+        raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
         names = ", ".join(optimizer_record.implementations)

@@ -189,6 +189,12 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
             f"'{name}' is not modelled; {QAT_QUANTIZERS[0]} is; --allow-unknown counts plain weights, which need less"
         )
         return {}
+    if reader.flag(config, "compile"):
+        reader.unknown["quantizer"] = (
+            "what torch.compile keeps of rounded weights is not modelled; compile: false is; --allow-unknown counts "
+            "plain weights"
+        )
+        return {}
     if config.get("fake_quant_after_n_steps"):
         reader.notes.append("fake_quant_after_n_steps: the steps after it are counted, which need more")
     group_size = reader.size(table, "groupsize", 256)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....flow.program import Step
+from ....ops import Linear
 from ...autograd import record
 from ...frame import Path
 from ...strides import Shape
@@ -24,11 +25,14 @@ class FakeQuantizationKernels(BasicKernels):
 
         Both are unchanged for a layer that rounds nothing.
         """
-        scheme, (rows, columns) = self.choices.fake_quantization, weight.shape
-        if scheme is None or columns % scheme.group_size or (scheme.skips_tied and operation.op.tied):
+        scheme = self.choices.fake_quantization
+        if scheme is None or (scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied):
             return x, weight
         if weight.dtype is UINT8:
-            raise self.unsupported("no rounding of quantized weights; expected --base none", operation.name)
+            raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)
+        rows, columns = weight.shape
+        if columns % scheme.group_size:
+            return x, weight
         group_size, path = scheme.group_size, (*self.module_path(), operation.name)
         x = self._rounded(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
         grouped_shape = (rows, columns) if group_size == columns else (rows, columns // group_size, group_size)

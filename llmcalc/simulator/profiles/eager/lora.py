@@ -135,6 +135,10 @@ class LoraKernels(FakeQuantizationKernels):
         fused_steps = self._fused_projections(operation)
         if not fused_steps:
             super().do_linear(operation)
+        elif self.choices.fake_quantization is not None:
+            raise self.unsupported(
+                "--fake-quantize is not modelled for projections that are one product; expected none", operation.name
+            )
         elif operation is fused_steps[0]:  # the others have their values from it
             if self._is_fused_by_its_class(operation):
                 self._run_as_its_class(fused_steps)
@@ -143,8 +147,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
         """Whether a transformers class fuses a projection with others into one product, without adapters."""
-        is_replaced = self.adapters is not None or self.choices.fake_quantization is not None
-        return self.choices.like_classes and not is_replaced and bool(operation.options.get("fused"))
+        return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
@@ -169,8 +172,6 @@ class LoraKernels(FakeQuantizationKernels):
         """Runs projections of one input as one product and splits the result."""
         x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
-        if self.choices.fake_quantization is not None:
-            raise self.unsupported("no rounding of fused projections; expected no --fake-quantize", TOGETHER)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
@@ -294,7 +295,7 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
         if self.choices.fake_quantization is not None:
-            raise self.unsupported("no rounding of a layer that runs twice; expected no --fake-quantize", name)
+            raise self.unsupported("--fake-quantize is not modelled for a layer that runs twice; expected none", name)
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
