@@ -10,7 +10,6 @@ from ..simulator.evidence import evidence_of_kernels
 from ..simulator.profiles.eager import Eager
 from .optimizers.registry import optimizer as optimizer_named
 
-
 ROUNDED_OPERANDS = Evidence(
     "setting",
     "fake quantization",

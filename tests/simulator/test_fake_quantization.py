@@ -152,3 +152,37 @@ def test_bytes_equal_those_of_torch(
     expected = models.by_torch(spec(number), choices=choices, dtype=dtype, adapters=adapters)
     assert with_rounding == expected
     assert (with_rounding.saved > plain.saved) == (group_size != 7)  # 7 divides no layer's rows
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("llama3.2-1b", {"fake_quantize": "int4"}, "'int4' is not a scheme; expected int8-int4:GROUP"),
+        ("llama3.2-1b", {"fake_quantize": "int8-int4:1"}, "'int8-int4:1' is not a scheme"),
+        ("llama3.2-1b", {"phase": "prefill"}, "--fake-quantize: it is not for the phase prefill"),
+        ("llama3.2-1b", {"compile": True}, "expected no --compile"),
+        ("llama3.2-1b", {"lora_rank": 8, "base": "nf4"}, "rounds no quantized weights; expected --base none"),
+        ("llama3.2-1b", {"cross_entropy": "chunked"}, "expected no --fake-quantize beside it"),
+        ("llama3.2-1b", {"zero": 3, "devices": 2, "framework": "deepspeed"}, "with DeepSpeed it is not modelled"),
+        ("llama3.2-1b", {"tp": 2}, "--fake-quantize"),
+        ("phi3-mini", {}, "not modelled for projections that are one product"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(model: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        _ = llmcalc.memory(model, **{"phase": "training", "fake_quantize": "int8-int4:32", "seq": 64} | options).document
+    assert said in str(stop.value)
+
+
+def test_an_answer_names_the_scheme_and_its_source() -> None:
+    """A layer keeps 6 bytes a weight until its backward pass: the rounded weight, and what rounding it saves."""
+    options = {"phase": "training", "precision": "bf16", "seq": 64}
+    plain, rounded = (
+        llmcalc.memory("llama3.2-1b", **options, fake_quantize=scheme).document for scheme in (None, "int8-int4:32")
+    )
+    assert rounded["execution"]["fake_quantize"] == "int8-int4:32"
+    term = rounded["memory"]["terms"][0]
+    assert (term["status"], "_fake_quantize_affine" in term["witness"]) == ("source", True)
+    matrices = 16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192)
+    plain_bytes, rounded_bytes = (answer["memory"]["by_phase"]["forward"]["activations"] for answer in (plain, rounded))
+    assert 6 * matrices < rounded_bytes - plain_bytes < 6 * 1.3 * matrices  # with those of the head, and of inputs

@@ -176,7 +176,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the setting of quantization-aware training (recipes/qat_distributed.py, qat_lora_finetune_distributed.py).
+    """Returns the setting of quantization-aware training, whose recipes are those of the name `qat`.
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
     """

@@ -76,9 +76,7 @@ class FakeQuantizationKernels(BasicKernels):
         )
         return aten.reshape(codes, x.shape)
 
-    def _decoded(
-        self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, like: Tensor
-    ) -> Tensor:
+    def _decoded(self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, like: Tensor) -> Tensor:
         """Returns the values of integers in the number format of `like` (`_dequantize_affine_no_dtype_check`)."""
         aten = self.t
         grouped_codes = aten.reshape(codes, grouped_shape)
