@@ -115,7 +115,7 @@ def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         use_kernels(module, replace(choices, fake_quantization=None), recompute, adapters, device)
         for name, layer in [*module.named_modules()]:
             is_rounded = adapters is None or name.endswith("base_layer")
-            if choices.cross_entropy == "split" and name == "lm_head":
+            if choices.cross_entropy == "split" and name == "lm_head" and is_rounded:
                 head = QuantizedLinear(layer, scheme.group_size)
                 monkeypatch.setattr(variants, "logits_of_chunk", lambda _, chunk, head=head: head(chunk))
             elif isinstance(layer, nn.Linear) and is_rounded and layer.in_features % scheme.group_size == 0:
@@ -139,6 +139,7 @@ ADAPTERS = Adapters(3, ALL, dropout=True, dtype=BFLOAT16, library="torchtune")
         (0, 7, "bfloat16", "eager", None),
         (0, 4, "bfloat16", "split", None),
         (0, 4, "bfloat16", "eager", ADAPTERS),
+        (0, 4, "bfloat16", "split", ADAPTERS),
     ],
 )
 def test_bytes_equal_those_of_torch(
@@ -170,7 +171,9 @@ def test_bytes_equal_those_of_torch(
 )
 def test_what_is_not_modelled_is_refused(model: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as stop:
-        _ = llmcalc.memory(model, **{"phase": "training", "fake_quantize": "int8-int4:32", "seq": 64} | options).document
+        _ = llmcalc.memory(
+            model, **{"phase": "training", "fake_quantize": "int8-int4:32", "seq": 64} | options
+        ).document
     assert said in str(stop.value)
 
 

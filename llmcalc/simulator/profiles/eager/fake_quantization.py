@@ -20,13 +20,16 @@ from .basic import BasicKernels
 class FakeQuantizationKernels(BasicKernels):
     """Rounding of the operands of linear layers, in the number format that they have."""
 
-    def rounded(self, operation: Step, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def rounded(self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool) -> tuple[Tensor, Tensor]:
         """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
 
-        Both are unchanged for a layer that rounds nothing.
+        Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
+        (torchtune/training/quantization.py, `swap_lora_linear_with_qat`; modules/peft/lora.py, `QATLoRALinear`).
         """
         scheme = self.choices.fake_quantization
-        if scheme is None or (scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied):
+        if scheme is None or (self.adapters is not None and not has_adapter):
+            return x, weight
+        if scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)

@@ -652,7 +652,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
-        chunks = [self.linear_output(head, chunk_input, weight, bias) for chunk_input in aten.split(x, sizes, 1)]
+        chunks = [
+            self.product(*self.rounded(head, chunk_input, weight, has_adapter=False), bias, head.outs[0].width)
+            for chunk_input in aten.split(x, sizes, 1)
+        ]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
         total: Tensor | None = None

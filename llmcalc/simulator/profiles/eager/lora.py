@@ -282,9 +282,8 @@ class LoraKernels(FakeQuantizationKernels):
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
         width = operation.outs[0].width
         if not self.has_adapter(operation):
-            rounded_operands = (x, weight) if self.adapters is not None else self.rounded(operation, x, weight)
-            return self.product(*rounded_operands, bias, width)
-        rounded_operands = self.rounded(operation, x, weight)  # torchtune/modules/peft/lora.py, `QATLoRALinear`
+            return self.product(*self.rounded(operation, x, weight, has_adapter=False), bias, width)
+        rounded_operands = self.rounded(operation, x, weight, has_adapter=True)
         return self._add_adapter(
             operation.name, x, self.product(*rounded_operands, bias, width), weight
         )  # frees the product
