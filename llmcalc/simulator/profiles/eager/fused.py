@@ -19,8 +19,8 @@ from ...strides import Shape as Sizes
 from ...strides import elementwise, is_size_one
 from ...tensor import BOOL, DTYPES, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
-from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
+from .fake_quantization import FakeQuantizationKernels
 
 CHOSEN = by_torch("tests/simulator/test_choices.py")
 """The witness of attention and norms that replace several steps."""
@@ -61,7 +61,7 @@ ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
 
 
-class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
+class FusedKernels(AttentionKernels, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 
     # --- attention --------------------------------------------------------------------------------------------------
@@ -652,10 +652,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
-        chunks = [
-            self.product(*self.rounded(head, chunk_input, weight, has_adapter=False), bias, head.outs[0].width)
-            for chunk_input in aten.split(x, sizes, 1)
-        ]
+        chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, sizes, 1)]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
         total: Tensor | None = None
@@ -671,6 +668,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             total = loss if total is None else aten.add(total, loss)
         assert total is not None
         return total
+
+    def _chunk_logits(self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the logits of a chunk of hidden states."""
+        x, weight = self.rounded(head, x, weight, has_adapter=False)
+        return self.product(x, weight, bias, head.outs[0].width)
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

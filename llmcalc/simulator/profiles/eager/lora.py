@@ -280,12 +280,12 @@ class LoraKernels(FakeQuantizationKernels):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        width = operation.outs[0].width
-        if not self.has_adapter(operation):
-            return self.product(*self.rounded(operation, x, weight, has_adapter=False), bias, width)
-        rounded_operands = self.rounded(operation, x, weight, has_adapter=True)
+        width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
+        rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
+        if not has_adapter:
+            return self.product(rounded_x, rounded_weight, bias, width)
         return self._add_adapter(
-            operation.name, x, self.product(*rounded_operands, bias, width), weight
+            operation.name, x, self.product(rounded_x, rounded_weight, bias, width), weight
         )  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
