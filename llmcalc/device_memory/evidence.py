@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from ..components.evidence import evidence_of_parts
-from ..evidence import Evidence
+from ..evidence import Evidence, Witness
 from ..model import ModelSpec
 from ..simulator.choices import Choices
 from ..simulator.evidence import evidence_of_kernels
 from ..simulator.profiles.eager import Eager
 from .optimizers.registry import optimizer as optimizer_named
+
+ROUNDED_OPERANDS = Evidence(
+    "setting",
+    "fake quantization",
+    Witness("source", "torchao/quantization/quant_primitives.py, _fake_quantize_affine", ""),
+)
+"""The evidence of linear layers that round their operands."""
 
 
 def evidence_of_optimizer(optimizer_name: str) -> Evidence:
@@ -25,4 +32,6 @@ def evidence_of_run(
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """
     evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
+    if kernel_choices.fake_quantization is not None:
+        evidence.append(ROUNDED_OPERANDS)
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

@@ -120,6 +120,14 @@ def check_capacity(option_name: str, value: str) -> str:
     return value
 
 
+def check_fake_quantization(option_name: str, value: str) -> str:
+    """Returns the value of `fake_quantize` unchanged. Raises `InputError` for an invalid value."""
+    from ..workload.fake_quantization import fake_quantization_of
+
+    fake_quantization_of(value)
+    return value
+
+
 def check_probability(option_name: str, value: float) -> float:
     """Returns a dropout probability. Raises `InputError` unless it is at least 0 and below 1."""
     if not 0 <= value < 1:
@@ -372,6 +380,20 @@ class Settings:
     ] = None
     offload_activations: Annotated[
         bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
+    ] = None
+    fake_quantize: Annotated[
+        str | None,
+        Setting(
+            "Linear layers round their inputs to 8 bits by token and their weights to 4 bits in groups of a row, as "
+            "torchao's quantization-aware training does; with untied, an output head that is the table of embeddings "
+            "does not.",
+            "Training",
+            "none",
+            TRAINING,
+            check=check_fake_quantization,
+            example="int8-int4:32",
+            metavar="int8-int4:GROUP[:untied]",
+        ),
     ] = None
     moe: Annotated[
         str | None,

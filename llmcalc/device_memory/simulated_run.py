@@ -14,6 +14,7 @@ from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
+from ..workload.fake_quantization import fake_quantization_of
 from .cuda_runtime import Runtime
 from .inference import Inference
 from .optimizers.registry import optimizer
@@ -51,6 +52,7 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,
+        fake_quantization=None if settings.fake_quantize is None else fake_quantization_of(settings.fake_quantize),
         multiprocessors=Runtime.multiprocessors,
     )
 
@@ -121,6 +123,8 @@ def training_run(
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if settings.optimizer_offload:
         raise InputError("--optimizer-offload: torch's optimizers run where the weights are; expected none")
+    if settings.fake_quantize is not None and settings.compile:
+        raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
         names = ", ".join(optimizer_record.implementations)

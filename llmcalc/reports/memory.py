@@ -278,6 +278,7 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
             "optimizer_impl": optimizer_implementation(settings, memory_use),
             "zero_grad": settings.zero_grad or "none",
             "moe": settings.moe or "dropless",
+            **({} if settings.fake_quantize is None else {"fake_quantize": settings.fake_quantize}),
             "lora": None
             if adapters is None
             else {
@@ -566,7 +567,9 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
     optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
     run_title = run_text(memory_use).partition(" (")[0]
-    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision) if text)
+    scheme = memory.settings.fake_quantize
+    rounding = "" if scheme is None else f"fake quantization {scheme}"
+    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision, rounding) if text)
 
 
 def _pure_note(memory: Memory) -> str:

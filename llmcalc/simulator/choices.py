@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from ..frozen import frozen
 from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Implementation, NormImplementation
+from ..workload.fake_quantization import FakeQuantization
 
 
 @frozen
@@ -56,6 +57,8 @@ class Choices:
         default.
     gelu_by_steps: whether `gelu_new` runs step by step (default), as in the classes of transformers, or as torch's
         kernel.
+    fake_quantization: what linear layers round before their product (quantization-aware training); None (default) for
+        nothing.
     multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it, as on meta and a
         CPU.
     """
@@ -81,6 +84,7 @@ class Choices:
     joined_rope: bool = False
     fused_layer_norm: bool = False
     gelu_by_steps: bool = True
+    fake_quantization: FakeQuantization | None = None
     multiprocessors: int = 0
 
     @property

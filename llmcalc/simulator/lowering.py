@@ -34,10 +34,11 @@ class Lowering(ProgramLowering):
     adapters: the adapters that are trained instead of the weights; default none.
     inputs: the program's inputs by their rows, and the input of a pipeline stage.
     result: the value that the program computes.
-    head: input and weight of the output layer, if the loss computes the logits.
+    head: the step of the output layer with its weight and bias, if the loss computes the logits.
     logits: logits of the last run that the training loop still refers to.
     further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.
+    scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
     known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
     store: path → the tensors of a cache or state between passes; None if no pass follows.
     continues: whether an earlier pass has filled the store.

@@ -55,12 +55,13 @@ class ValueTensors:
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.buffers: set[Path] = set()
+        self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.further_outputs: list[Tensor] = []
         self.result: Value | None = None
-        self.head: tuple[Tensor, Tensor | None] | None = None
+        self.head: tuple[Step, Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
         self.has_earlier_tokens = self.paged = self.only_finds_parameters = self.has_skipped_steps = (

@@ -303,6 +303,8 @@ class TrainingTimes:
         self.step_timer: StepTimer = StepTimer(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
         _refuse_wide_products(memory)
+        if memory.settings.fake_quantize is not None:
+            raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
         self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
             raise InputError(

@@ -353,7 +353,7 @@ def entropies_of(logits: Any) -> Any:
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
     chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
-    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(chunk_tokens, dim=1)]
+    chunks = [logits_of_chunk(layer, chunk) for chunk in x.split(chunk_tokens, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
     total = None
@@ -361,6 +361,11 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
         loss = F.cross_entropy(logits.to(dtype), targets, reduction="sum")
         total = loss if total is None else total + loss
     return total
+
+
+def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
+    """Returns the logits of a chunk of hidden states, of an output head whose own forward pass is switched off."""
+    return F.linear(chunk, layer.weight, layer.bias)
 
 
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:

@@ -26,6 +26,7 @@ from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
+from llmcalc.workload.fake_quantization import FakeQuantization
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory import training_memory as answer
 from tests.device_memory.training_memory import training_memory
@@ -54,6 +55,7 @@ WAYS = {
     "muon": Training(seq=32, dtype="float32", autocast=True, optimizer="muon"),
     "adapters": Training(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
     "updated early": Training(seq=32, optimizer_in_backward=True, implementation="fused"),
+    "rounded operands": replace(PLAIN, choices=Choices(fake_quantization=FakeQuantization(64)), microbatches=3),
     "offloaded": Training(seq=512, offload=True, choices=Choices("flash", "fused")),
 }
 

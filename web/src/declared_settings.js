@@ -26,6 +26,7 @@ export const DECLARED = {
   precision_aware_optimizer: {"option": "--precision-aware-optimizer", "kind": "flag"},
   optimizer_offload: {"option": "--optimizer-offload", "kind": "flag"},
   offload_activations: {"option": "--offload-activations", "kind": "flag"},
+  fake_quantize: {"option": "--fake-quantize", "kind": "text"},
   moe: {"option": "--moe", "kind": "text"},
   lora_rank: {"option": "--lora-rank", "kind": "number", "least": 1, "most": 1099511627776},
   base: {"option": "--base", "kind": "word", "words": ["none", "nf4", "nf4-dq", "int8"]},

@@ -93,6 +93,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     for is_modelled, option in (
         (training_config.autocast, "--precision autocast"),
+        (training_config.choices.fake_quantization is not None, "--fake-quantize"),
         (training_config.keeps_gradients, "--zero-grad zeros"),
         (training_config.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training_config.optimizer).by_matrix, f"--optimizer {training_config.optimizer}"),

@@ -98,7 +98,10 @@ TRAINER_IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
-QUANTIZATION_AWARE = "fake-quantized weights are not modelled; --allow-unknown counts plain ones, which need less"
+QUANTIZATION_AWARE = (
+    "the rounding of this program is not modelled; --allow-unknown counts plain weights, which need less, and with "
+    "--fake-quantize int8-int4:GROUP too those that torchao's Int8DynActInt4WeightQATQuantizer rounds"
+)
 """Why quantization-aware training is refused."""
 
 TRAINER_SIGNS = (

@@ -15,7 +15,7 @@ from ..frozen_model import FrozenModel
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
-from ..launch.trainer import HEAD_ADAPTER, QUANTIZATION_AWARE, lora_settings, pair_settings
+from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
 COMPONENT = "_component_"
@@ -24,7 +24,7 @@ READ = field_names("""
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
-    use_fp8 enable_fp8_training ac_mode fsdp
+    use_fp8 enable_fp8_training ac_mode fsdp fake_quant_after_n_steps
     """)
 
 IGNORED = field_names("""
@@ -37,12 +37,14 @@ IGNORED = field_names("""
 """Keys that do not change the memory of a training step."""
 
 OFF = {
-    "quantizer": QUANTIZATION_AWARE,
     "use_fp8": "products in 8 bits are not modelled",
     "enable_fp8_training": "products in 8 bits are not modelled",
     "ac_mode": "selective checkpointing is not modelled",
 }
 """Key → why a value other than false or null is not modelled."""
+
+QAT_QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap")
+"""Quantizers of quantization-aware training that are modelled: inputs rounded to 8 bits, weights to 4."""
 
 PARALLEL_SIZES = ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim")
 """Sizes of parallel groups of which only 1 is modelled."""
@@ -133,6 +135,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
+        run_settings |= _fake_quantization(reader, config)
         world_size = reader.devices(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
@@ -170,6 +173,32 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
         return {}
     return dict(LOSSES[name])
+
+
+def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the setting of quantization-aware training, whose recipes are those of the name `qat`.
+
+    A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
+    """
+    table = reader.table(config, "quantizer")
+    if not table:
+        return {}
+    name = _component_name(table).rpartition(".")[2]
+    if name not in QAT_QUANTIZERS:
+        reader.unknown["quantizer"] = (
+            f"'{name}' is not modelled; {QAT_QUANTIZERS[0]} is; --allow-unknown counts plain weights, which need less"
+        )
+        return {}
+    if reader.flag(config, "compile"):
+        reader.unknown["quantizer"] = (
+            "what torch.compile keeps of rounded weights is not modelled; compile: false is; --allow-unknown counts "
+            "plain weights"
+        )
+        return {}
+    if config.get("fake_quant_after_n_steps"):
+        reader.notes.append("fake_quant_after_n_steps: the steps after it are counted, which need more")
+    group_size = reader.size(table, "groupsize", 256)
+    return {"fake_quantize": f"int8-int4:{group_size}:untied"}
 
 
 def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:

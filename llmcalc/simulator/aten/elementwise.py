@@ -118,12 +118,8 @@ class Elementwise(Views):
         """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            is_within = self.compare(x)
-            if both:
-                is_below = self.compare(x)
-                is_within = self.like(is_within, is_below)
-                del is_below
-            return (self._gradient_where(output_gradient, is_within),)
+            bounds = [self.compare(x) for _ in range(2 if both else 1)]  # the first takes their conjunction in place
+            return (self._gradient_where(output_gradient, bounds[0]),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 

@@ -205,6 +205,8 @@ class Divided(Eager):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns a linear layer's output, reduced over ranks for a sharded input (`RowwiseParallel`)."""
+        if self.choices.fake_quantization is not None:
+            raise self.unsupported("--fake-quantize: on divided layers it is not modelled; expected --tp 1")
         output = super().linear_output(operation, x, weight, bias)
         if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
             return output

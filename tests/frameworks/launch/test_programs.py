@@ -200,6 +200,30 @@ def test_shards_on_the_host() -> None:
     assert whole["host_bytes"] > 7 * offloaded["host_bytes"] > 0
 
 
+QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+
+
+def test_quantization_aware_training_of_torchtune() -> None:
+    """A tied output head rounds nothing there (torchtune/modules/tied_linear.py)."""
+    table = {"_component_": QUANTIZER, "groupsize": 128}
+    launch = changed("torchtune_lora.yaml", quantizer=table, fake_quant_after_n_steps=1000)
+    assert launch.settings["fake_quantize"] == "int8-int4:128:untied"
+    assert any("the steps after it are counted" in note for note in launch.notes)
+    assert (
+        changed("torchtune_lora.yaml", quantizer={"_component_": QUANTIZER}).settings["fake_quantize"][-10:]
+        == "256:untied"
+    )
+    for changes, reason in (
+        (
+            {"quantizer": {"_component_": "torchtune.x.Int4WeightOnlyQATQuantizer"}},
+            "'Int4WeightOnlyQATQuantizer' is not",
+        ),
+        ({"quantizer": table, "compile": True}, "what torch.compile keeps of rounded weights is not modelled"),
+    ):
+        with pytest.raises(InputError, match=f"quantizer .{reason}"):
+            changed("torchtune_lora.yaml", **changes)
+
+
 def test_configs_of_deepspeed_come_with_the_program() -> None:
     launch = read_launch(FILES / "axolotl_zero1.yaml", 2)
     assert (launch.framework, launch.layout, launch.own_settings.stage) == ("deepspeed", Layout(dp=2, zero=1), 1)

@@ -15,8 +15,8 @@ from ....flow.value import Value
 from ...autograd import record
 from ...lowering import Path
 from ...tensor import DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
-from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
+from .fake_quantization import FakeQuantizationKernels
 from .fused_attention import CHOSEN, FusedAttention
 
 LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
@@ -46,7 +46,7 @@ ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
 
 
-class FusedKernels(FusedAttention, ElementwiseKernels, BasicKernels):
+class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 
     # --- norms ------------------------------------------------------------------------------------------------------
@@ -168,8 +168,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, BasicKernels):
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
                 operation.name,
             )
+        if self.choices.fake_quantization is not None and self.choices.cross_entropy == "chunked":
+            raise self.unsupported(
+                f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no "
+                "--fake-quantize beside it",
+                operation.name,
+            )
         bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
-        self.head = (self.matrix(operation), bias)
+        self.head = (operation, self.matrix(operation), bias)
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:
@@ -187,9 +193,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, BasicKernels):
         if self.choices.cross_entropy == "flash-in-place":
             return self._loss_in_place(self._rows_of_logits(logits), labels)
         if self.head is not None:
-            (weight, bias), self.head = self.head, None
+            (head, weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
-                return self._loss_chunk_by_chunk(logits, weight, bias, labels)
+                return self._loss_chunk_by_chunk(head, logits, weight, bias, labels)
             return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
             return self._compiled_loss(self._rows_of_logits(logits))
@@ -307,21 +313,21 @@ class FusedKernels(FusedAttention, ElementwiseKernels, BasicKernels):
         return self._flash_loss(logits, labels, in_place=True)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
-    def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def _loss_chunk_by_chunk(
+        self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+    ) -> Tensor:
         """Runs output head and loss chunk by chunk, as LitGPT and torchtune do.
 
         Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
-        x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
+        head: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, (batch, tokens) = self.t, x.shape[:2]
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
-        assert self.result is not None
-        vocabulary = self.result.width
-        chunks = [self.product(chunk_input, weight, bias, vocabulary) for chunk_input in aten.split(x, sizes, 1)]
+        chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, sizes, 1)]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
         total: Tensor | None = None
@@ -337,6 +343,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, BasicKernels):
             total = loss if total is None else aten.add(total, loss)
         assert total is not None
         return total
+
+    def _chunk_logits(self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the logits of a chunk of hidden states."""
+        x, weight = self.rounded(head, x, weight, has_adapter=False)
+        return self.product(x, weight, bias, head.outs[0].width)
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape, count
 from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
-from .basic import BasicKernels
+from .fake_quantization import FakeQuantizationKernels
 
 GATE = ("gate_proj", "up_proj")
 """The projections that a class with `FeedForward.fused_gate` computes as one product."""
@@ -25,7 +25,7 @@ TOGETHER = "qkv_proj"
 """The name of that product."""
 
 
-class LoraKernels(BasicKernels):
+class LoraKernels(FakeQuantizationKernels):
     """Linear layers with adapters and quantized weights."""
 
     # --- weights ----------------------------------------------------------------------------------------------------
@@ -135,6 +135,10 @@ class LoraKernels(BasicKernels):
         fused_steps = self._fused_projections(operation)
         if not fused_steps:
             super().do_linear(operation)
+        elif self.choices.fake_quantization is not None:
+            raise self.unsupported(
+                "--fake-quantize is not modelled for projections that are one product; expected none", operation.name
+            )
         elif operation is fused_steps[0]:  # the others have their values from it
             if self._is_fused_by_its_class(operation):
                 self._run_as_its_class(fused_steps)
@@ -276,16 +280,21 @@ class LoraKernels(BasicKernels):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        width = operation.outs[0].width
-        if not self.has_adapter(operation):
-            return self.product(x, weight, bias, width)
-        return self._add_adapter(operation.name, x, self.product(x, weight, bias, width), weight)  # frees the product
+        width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
+        rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
+        if not has_adapter:
+            return self.product(rounded_x, rounded_weight, bias, width)
+        return self._add_adapter(
+            operation.name, x, self.product(rounded_x, rounded_weight, bias, width), weight
+        )  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
+        if self.choices.fake_quantization is not None:
+            raise self.unsupported("--fake-quantize is not modelled for a layer that runs twice; expected none", name)
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)

@@ -1,0 +1,97 @@
+"""Linear layers that round input and weight before their product: quantization-aware training with torchao.
+
+Source: torchao 0.18.0, quantization/qat/linear.py (`FakeQuantizedLinear.forward`), qat/fake_quantizer.py
+(`IntxFakeQuantizer`), quant_primitives.py (`choose_qparams_affine`, `_fake_quantize_affine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....flow.program import Step
+from ....ops import Linear
+from ...autograd import record
+from ...frame import Path
+from ...strides import Shape
+from ...tensor import FLOAT32, UINT8, Gradient, Needs, Tensor
+from .basic import BasicKernels
+
+
+class FakeQuantizationKernels(BasicKernels):
+    """Rounding of the operands of linear layers, in the number format that they have."""
+
+    def rounded(self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool) -> tuple[Tensor, Tensor]:
+        """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
+
+        Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
+        (torchtune/training/quantization.py, `swap_lora_linear_with_qat`; modules/peft/lora.py, `QATLoRALinear`).
+        """
+        scheme = self.choices.fake_quantization
+        if scheme is None or (self.adapters is not None and not has_adapter):
+            return x, weight
+        if scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
+            return x, weight
+        if weight.dtype is UINT8:
+            raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)
+        rows, columns = weight.shape
+        if columns % scheme.group_size:
+            return x, weight
+        group_size, path = scheme.group_size, (*self.module_path(), operation.name)
+        x = self._rounded(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
+        grouped_shape = (rows, columns) if group_size == columns else (rows, columns // group_size, group_size)
+        return x, self._rounded(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
+
+    def _rounded(self, x: Tensor, grouped_shape: Shape, quantizer: Path, is_symmetric: bool) -> Tensor:
+        """Returns x rounded in groups along the last axis of a shape; the quantizer's module keeps scales."""
+        scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
+        self.scales_of_quantizers[quantizer] = scales
+        scale, zero_point = (self.t.unsqueeze(tensor, -1) for tensor in scales)
+        codes = self._codes(x, grouped_shape, scale, zero_point)
+        return self._decoded(codes, grouped_shape, scale, zero_point, x)
+
+    def _new_scales(self, x: Tensor, shape: Shape, is_symmetric: bool) -> tuple[Tensor, Tensor]:
+        """Returns scale and zero point of each group in float32 (`_choose_qparams_affine`)."""
+        aten = self.t
+        with self.graph.no_grad():
+            smallest, largest = aten.new_tensor(shape, x.dtype), aten.new_tensor(shape, x.dtype)
+            lower, upper = aten.like(smallest, aten.like(smallest)), aten.like(largest, aten.like(largest))
+            if is_symmetric:
+                upper = aten.like(aten.like(lower), upper)
+                scale = aten.like(upper)
+                zero_point = aten.like(scale)
+                scale = aten.like(scale)
+            else:
+                scale = aten.like(aten.like(upper, lower))
+                scale = aten.like(scale)
+                zero_point = aten.like(aten.like(aten.like(lower, scale)))
+                zero_point = aten.like(zero_point)
+            return aten.to(scale, FLOAT32), aten.to(zero_point, FLOAT32)
+
+    def _codes(self, x: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Returns the integers of x, in float32 (`_quantize_affine_no_dtype_cast`)."""
+        aten = self.t
+        codes = aten.clamp(
+            aten.add(
+                self._round(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))),
+                zero_point,
+            ),
+            both=True,
+        )
+        return aten.reshape(codes, x.shape)
+
+    def _decoded(self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, like: Tensor) -> Tensor:
+        """Returns the values of integers in the number format of `like` (`_dequantize_affine_no_dtype_check`)."""
+        aten = self.t
+        grouped_codes = aten.reshape(codes, grouped_shape)
+        decoded = aten.copy(grouped_codes) if codes.dtype is like.dtype else aten.to(grouped_codes, like.dtype)
+        decoded = aten.sub(decoded, aten.to(zero_point, like.dtype))
+        decoded = aten.mul(decoded, scale)
+        return aten.to(aten.reshape(decoded, like.shape), like.dtype)
+
+    def _round(self, x: Tensor) -> Tensor:
+        """Rounds x, whose gradient is that of the result (`_Round`)."""
+
+        def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+            return (output_gradient,)
+
+        return record(self.graph, "round", (x,), lambda: self.t.like(x), backward)

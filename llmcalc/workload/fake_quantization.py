@@ -1,0 +1,34 @@
+"""The schemes of quantization-aware training: which values linear layers round before their product."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import InputError, shown
+from ..frozen import frozen
+
+SCHEME = "int8-int4"
+"""Inputs rounded to 8 bits with a scale per token, and weights to 4 bits with a scale per group of a row."""
+
+
+@frozen
+class FakeQuantization:
+    """What linear layers round in training, as torchao's `Int8DynActInt4WeightQATQuantizer` does.
+
+    group_size: elements of a weight's row that share a scale; a layer whose rows it does not divide rounds nothing.
+    skips_tied: whether an output head that is the table of embeddings rounds nothing (torchtune, `TiedLinear`).
+    """
+
+    group_size: int
+    skips_tied: bool = False
+
+
+def fake_quantization_of(text: str) -> FakeQuantization:
+    """Returns the scheme of `int8-int4:GROUP` or `int8-int4:GROUP:untied`. Raises `InputError` for another text."""
+    match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", text.strip())
+    if match is None or int(match[1]) < 2:
+        raise InputError(
+            f"--fake-quantize: {shown(text)} is not a scheme; expected {SCHEME}:GROUP, such as {SCHEME}:32, or "
+            f"{SCHEME}:GROUP:untied"
+        )
+    return FakeQuantization(int(match[1]), bool(match[2]))
