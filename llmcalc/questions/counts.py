@@ -297,9 +297,6 @@ APPLIES_TO = {
 }
 """Setting → the quantities that it applies to."""
 
-USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "decode": "vllm"}
-"""Phase → the stack whose times are explained where none is named: that of `time` on one device."""
-
 
 @frozen
 class ExplainQuestion:
@@ -388,6 +385,7 @@ class ExplainQuestion:
         from ..reports.answer import ReportedAnswer
         from ..reports.time_formulas import report
         from ..sources.hardware import find_hardware
+        from ..studies.decoding import usual_stack
         from ..studies.time_formulas import time_formulas
 
         assert self.hardware is not None
@@ -397,7 +395,7 @@ class ExplainQuestion:
             raise InputError(
                 f"--phase decode: {preset.model.one_pass_model} does not decode; expected prefill or training"
             )
-        stack = self.stack or USUAL_STACKS[phase]
+        stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
         formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
         setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
         return ReportedAnswer(formulas, lambda: report(preset, formulas, setting | {"batch": batch, "seq": seq}))

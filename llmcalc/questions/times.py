@@ -289,6 +289,7 @@ def ask_timed_plan(
 
 def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
+    from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference
 
     if options.global_batch is not None:
@@ -306,7 +307,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(name)}: is of training; expected --phase training")
     with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
         settings = TimeSettings(
-            options.stack or stack_of_engine(options.engine),
+            options.stack or (stack_of_engine(options.engine) if options.engine else usual_stack(hardware)),
             options.overlap,
             options.nic,
             factors=options.factors or UNCHANGED,

@@ -10,16 +10,25 @@ from ..errors import InputError
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimedRun, TimeSettings, time_inference
 
-STACK = "vllm"
-"""The stack whose time is given: what most servers run."""
+USUAL_STACK = "vllm"
+"""The stack of an inference run that names no engine: what most servers run."""
+
+STACKS_OF_VENDORS = {"Apple": "llamacpp"}
+"""Vendor → the stack that its users run, where vLLM does not."""
+
+
+def usual_stack(hardware: Hardware) -> str:
+    """Returns the stack with which an accelerator's users run inference today."""
+    return STACKS_OF_VENDORS.get(hardware.vendor, USUAL_STACK)
 
 
 def decoded_token(
-    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None, stack: str = STACK
+    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None, stack: str | None = None
 ) -> TimedRun | None:
     """Returns the range of seconds in which an inference run decodes a token of every sequence.
 
-    memory: the run on one device. users: sequences of a replica; default those of the run. stack: what runs it.
+    memory: the run on one device. users: sequences of a replica; default those of the run.
+    stack: what runs it; default the usual stack of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
     if memory.settings.phase not in ("inference", "decode") or memory.spec.one_pass_model:
@@ -28,6 +37,6 @@ def decoded_token(
     try:
         decoding_run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
         decoding = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
-        return time_inference(decoding, hardware, layout, TimeSettings(stack))
+        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware)))
     except InputError:
         return None

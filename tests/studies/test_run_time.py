@@ -74,6 +74,16 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
         assert answer(run, "time", "gpt2", *H100, "--seq", "64", *options)["class"]["phase"] == phase, options
 
 
+@pytest.mark.parametrize(("hardware", "engine"), [("m3-max", "llama.cpp"), ("h100", "vllm")])
+def test_without_an_engine_it_is_the_one_that_people_run_on_the_accelerator(
+    run: Any, hardware: str, engine: str
+) -> None:
+    words = ("time", SMALL, "--phase", "decode", "--hardware", hardware)
+    usual = answer(run, *words)
+    assert usual["seconds"] == answer(run, *words, "--engine", engine)["seconds"]
+    assert usual["class"]["stack"] == {"llama.cpp": "llamacpp"}.get(engine, engine)
+
+
 def test_a_class_says_how_it_was_tested(run: Any) -> None:
     known = answer(run, "time", "llama3-8b", *H100, "--phase", "training", "--devices", "8", "--tp", "2")["class"]
     assert known["device"] == "profiled"
