@@ -301,13 +301,13 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(name)}: is of prompts; expected {expected_option}")
     hardware = question.hardware
     assert hardware is not None
-    layout_request = question.layout
+    layout_request, memory = question.layout, question.on_one_device()
     for name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, name) not in (None, 1, 0):
             raise InputError(f"{option(name)}: is of training; expected --phase training")
     with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
         settings = TimeSettings(
-            options.stack or (stack_of_engine(options.engine) if options.engine else usual_stack(hardware)),
+            options.stack or (stack_of_engine(options.engine) if options.engine else usual_stack(hardware, memory)),
             options.overlap,
             options.nic,
             factors=options.factors or UNCHANGED,
@@ -315,7 +315,8 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
         if is_float32 and settings.supporting_stack("decode").halves_float32:
             question = replace(question, settings=question.settings.with_(dtype="bfloat16"))
-        memory, layout = question.on_one_device(), serving_layout(question)
+            memory = question.on_one_device()
+        layout = serving_layout(question)
         return time_inference(memory, hardware, layout, settings, cached_tokens, options.server)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..accelerator import Hardware
+from ..costs.quantization.gguf import GGUFMix
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..parallel.layout import ONE_DEVICE, Layout
@@ -13,13 +14,15 @@ from .run_time import TimedRun, TimeSettings, time_inference
 USUAL_STACK = "vllm"
 """The stack of an inference run that names no engine: what most servers run."""
 
-STACKS_OF_VENDORS = {"Apple": "llamacpp"}
-"""Vendor → the stack that its users run, where vLLM does not."""
+LLAMA_CPP_STACK = "llamacpp"
+"""The stack of weights in the formats of llama.cpp, and of Apple's chips, on which vLLM does not run."""
 
 
-def usual_stack(hardware: Hardware) -> str:
-    """Returns the stack with which an accelerator's users run inference today."""
-    return STACKS_OF_VENDORS.get(hardware.vendor, USUAL_STACK)
+def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
+    """Returns the stack with which people run a model on an accelerator today. memory: of the model, if it is known."""
+    stored = None if memory is None else memory.states.quantized
+    has_gguf_weights = stored is not None and isinstance(stored.scheme, GGUFMix)
+    return LLAMA_CPP_STACK if has_gguf_weights or hardware.vendor == "Apple" else USUAL_STACK
 
 
 def decoded_token(
@@ -37,6 +40,6 @@ def decoded_token(
     try:
         decoding_run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
         decoding = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
-        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware)))
+        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware, memory)))
     except InputError:
         return None

@@ -74,11 +74,19 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
         assert answer(run, "time", "gpt2", *H100, "--seq", "64", *options)["class"]["phase"] == phase, options
 
 
-@pytest.mark.parametrize(("hardware", "engine"), [("m3-max", "llama.cpp"), ("h100", "vllm")])
-def test_without_an_engine_it_is_the_one_that_people_run_on_the_accelerator(
-    run: Any, hardware: str, engine: str
+@pytest.mark.parametrize(
+    ("hardware", "scheme", "engine"),
+    [
+        ("m3-max", "none", "llama.cpp"),
+        ("h100", "none", "vllm"),
+        ("h100", "fp8", "vllm"),
+        ("h100", "q4_k_m", "llama.cpp"),
+    ],
+)
+def test_without_an_engine_it_is_the_one_that_people_run_there(
+    run: Any, hardware: str, scheme: str, engine: str
 ) -> None:
-    words = ("time", SMALL, "--phase", "decode", "--hardware", hardware)
+    words = ("time", SMALL, "--phase", "decode", "--hardware", hardware, "--quantize", scheme)
     usual = answer(run, *words)
     assert usual["seconds"] == answer(run, *words, "--engine", engine)["seconds"]
     assert usual["class"]["stack"] == {"llama.cpp": "llamacpp"}.get(engine, engine)
