@@ -216,6 +216,11 @@ class Stack(Component):
         return self.streams is not None and self.streams.from_target
 
     @property
+    def has_no_embedding(self) -> bool:
+        """Whether nothing in the model reads or stores an embedding of tokens."""
+        return self.streams is not None and self.streams.starts_without_embedding
+
+    @property
     def keeps_embedding_width(self) -> bool:
         """Whether input and output have the width of the embeddings, and the layers may have another one."""
         return self.streams is not None and self.streams.embedding_width() is not None

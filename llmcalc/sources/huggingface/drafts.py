@@ -23,6 +23,8 @@ CLASSES: dict[str, re.Pattern[str]] = {
         "domino": r"DominoDraft",
         "dflash": r"DFlash(?!\d)",
         "eagle": r"Eagle(?=[A-Z]|$)",
+        "medusa": r"^MedusaModel$",
+        "mlp_speculator": r"^MLPSpeculatorPreTrainedModel$",
     }.items()
 }
 """Model type of a draft → part of the names of its classes; the first that matches."""
@@ -32,7 +34,8 @@ MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(
 
 OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
 """Part of the names of other drafts' classes: AngelSlim's DFlare and Z Lab's DFlash 2, which have projections or
-convolutions of their own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files.
+convolutions of their own beside DFlash's fields, whole models with Medusa's heads, Snowflake's and other speculators,
+modules of multi-token prediction as files.
 """
 
 OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
@@ -48,7 +51,7 @@ the layers are Llama's."""
 ATTENTION_MODES = (None, "gqa", "mha")
 """Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
 
-OTHER_TYPE = re.compile(rf"^(medusa|mlp_speculator|recurrent_drafter)$|{MTP_TYPE.pattern}")
+OTHER_TYPE = re.compile(rf"^recurrent_drafter$|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
@@ -84,10 +87,12 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(name)), "")
     if isinstance(stated_type, str):
         draft_type = stated_type if stated_type in CLASSES else ""
-    elif not draft_type and is_draft:
+    elif not draft_type and is_draft and not OTHER_CLASS.search(name):
         draft_type = str(model_type)
     if not draft_type and not OTHER_CLASS.search(name) and not isinstance(stated_type, str):
         draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
+    if not draft_type and not model_type and not name and config.get("medusa_num_heads") is not None:
+        draft_type = "medusa"
     if draft_type == "dflash":
         projector = config.get("dflash_config")
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
