@@ -588,7 +588,8 @@ def _reference_class() -> type[nn.Module]:
 
         def embed(self, ids: Tensor) -> Tensor:
             if not hasattr(self, "embed_tokens"):
-                return torch.zeros(*ids.shape, self.spec.hidden_size, device=ids.device)
+                dtype = next(self.parameters()).dtype
+                return torch.zeros(*ids.shape, self.spec.hidden_size, device=ids.device, dtype=dtype)
             x: Tensor = self.embed_tokens(ids)
             if self.spec.embedding_kernel is not None:
                 kernel = self.spec.embedding_kernel

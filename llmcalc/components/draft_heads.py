@@ -55,14 +55,12 @@ class MedusaHeads(DraftHeads):
 
     num_layers: the number of residual layers of each head.
     bias: whether the residual layers have a bias, false by default.
-    shared_layers: whether all residual layers of a head are one layer that runs several times, false by default.
     shared_projection: whether all heads have the same projection to the vocabulary, false by default.
     """
 
     type: Literal["medusa"] = "medusa"
     num_layers: int = Field(ge=1, le=64, strict=True)
     bias: Flag = False
-    shared_layers: Flag = False
     shared_projection: Flag = False
 
     def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
@@ -78,16 +76,9 @@ class MedusaHeads(DraftHeads):
 
     def _residual_layers(self, recorder: Flow, x: Value, head: int) -> Value:
         """Records the residual layers of a head and returns their output."""
-        if not self.shared_layers:
-            for i in range(self.num_layers):
-                projected = recorder.linear(f"blocks_{head}_{i}", x, *x.axes, bias=self.bias)
-                x = recorder.add(x, recorder.act(projected, "silu"))
-            return x
-        total_rows = Multiple(of=x.rows, by=self.num_layers)
-        first = projected = recorder.linear(f"blocks_{head}_0", x, *x.axes, bias=self.bias, counted=total_rows)
-        x = recorder.add(x, recorder.act(projected, "silu"))
-        for _ in range(1, self.num_layers):
-            x = recorder.add(x, recorder.act(recorder.apply_again(x, first, self.bias), "silu"))
+        for i in range(self.num_layers):
+            projected = recorder.linear(f"blocks_{head}_{i}", x, *x.axes, bias=self.bias)
+            x = recorder.add(x, recorder.act(projected, "silu"))
         return x
 
     def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
@@ -111,37 +102,47 @@ class SpeculatorHeads(DraftHeads):
     scale_input: Flag = False
 
     def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
-        inner, norm, stages = Axis("inner", self.inner_size), STAGE_NORM, self.num_heads
+        inner = Axis("inner", self.inner_size)
         state = recorder.scale(recorder.norm("ln0", x, INPUT_NORM), 0.5**0.5) if self.scale_input else x
-        state_weight = 0.5 ** (0.5 / stages)
-        token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
+        recorder.hold(state=state)
         logits: list[Value] = []
+        first_of_weights: dict[str, Value] = {}
         table: Weight | None = None
-        projected_state = normed_state = x
-        for i in range(stages):
+        for i in range(self.num_heads):
             if table is not None and self.tied:
-                token = recorder.look_up(table, x.rows)
+                token = recorder.look_up(table, x.rows, by="chosen")
             else:
-                token, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, kind="embedding")
-            if i < 2 or not self.tied:
-                repeats = stages - 1 if self.tied and i == 1 else 1
-                counted = Multiple(of=x.rows, by=repeats) if repeats > 1 else None
-                projected_state = recorder.linear(f"proj_{i}", state, inner, counted=counted)
-                projected = projected_state
-            else:
-                projected = recorder.apply_again(state, projected_state)
-            joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token, token_weight))
-            if i == 0 or not self.tied:
-                normed_state = recorder.norm(f"ln_{i}", joined, norm)
-                state = recorder.act(normed_state, "gelu")
-            else:
-                state = recorder.act(recorder.normalized(joined, norm, like=normed_state), "gelu")
-            if i == 0 or not self.tied:
-                counted = Multiple(of=x.rows, by=stages) if self.tied and stages > 1 else None
-                logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted))
-            else:
+                token, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, by="chosen", kind="embedding")
+            recorder.hold(token=token)
+            with recorder.function():
+                state = self._next_state(recorder, i, state, token, first_of_weights)
+            recorder.hold(state=state)
+            if i and self.tied:
                 logits.append(recorder.apply_again(state, logits[0]))
+                continue
+            counted = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
+            logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted))
         return logits
+
+    def _next_state(
+        self, recorder: Flow, i: int, state: Value, token: Value, first_of_weights: dict[str, Value]
+    ) -> Value:
+        """Records a stage up to its state. first_of_weights: the first output of each weight that stages share."""
+        if i > 1 and self.tied:
+            projected = recorder.apply_again(state, first_of_weights["proj"])
+        else:
+            counted = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
+            projected = recorder.linear(f"proj_{i}", state, *token.axes, counted=counted)
+            first_of_weights["proj"] = projected
+        recorder.hold(projected=projected)
+        state_weight = 0.5 ** (0.5 / self.num_heads)
+        token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
+        joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token, token_weight))
+        recorder.hold(joined=joined)
+        if i and self.tied:
+            return recorder.act(recorder.normalized(joined, STAGE_NORM, like=first_of_weights["ln"]), "gelu")
+        first_of_weights["ln"] = recorder.norm(f"ln_{i}", joined, STAGE_NORM)
+        return recorder.act(first_of_weights["ln"], "gelu")
 
     def describe(self) -> str:
         return f"{self.num_heads} {'tied ' * self.tied}stages of an MLP speculator, {self.inner_size} wide"
@@ -166,20 +167,19 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
             for i in range(spec.num_heads):
-                for j in range(1 if spec.shared_layers else spec.num_layers):
+                for j in range(spec.num_layers):
                     self.add_module(f"blocks_{i}_{j}", nn.Linear(hidden, hidden, bias=spec.bias))
             for i in range(1 if spec.shared_projection else spec.num_heads):
                 self.add_module(f"lm_heads_{i}", nn.Linear(hidden, proposed_tokens, bias=False))
 
+        def _logits_of_head(self, i: int, x: Tensor) -> Tensor:
+            for j in range(self.layers):
+                x = x + nn.functional.silu(self.get_submodule(f"blocks_{i}_{j}")(x))
+            logits: Tensor = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else i}")(x)
+            return logits
+
         def forward(self, x: Tensor) -> Tensor:
-            logits = []
-            for i in range(self.heads):
-                y = x
-                for j in range(self.layers):
-                    layer = self.get_submodule(f"blocks_{i}_{0 if self.spec.shared_layers else j}")
-                    y = y + nn.functional.silu(layer(y))
-                projection = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else i}")
-                logits.append(projection(y))
+            logits = [self._logits_of_head(i, x) for i in range(self.heads)]
             return logits[0] if self.heads == 1 else torch.cat(logits, 1)
 
     class SpeculatorReference(nn.Module):
@@ -204,18 +204,20 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                     self.add_module(f"ln_{i}", STAGE_NORM.reference(ModelProperties(inner)))
                     self.add_module(f"head_{i}", nn.Linear(inner, proposed_tokens, bias=False))
 
+        def _next_state(self, i: int, state: Tensor, token: Tensor) -> Tensor:
+            projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
+            joined = projected * self.state_weight + token * self.token_weight
+            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(joined))
+
         def forward(self, x: Tensor) -> Tensor:
             state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
-            ids = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
             logits: list[Tensor] = []
             for i in range(self.stages):
                 stage = 0 if self.tied else i
-                token = self.get_submodule(f"emb_{stage}")(ids)
-                projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
-                joined = projected * self.state_weight + token * self.token_weight
-                state = nn.functional.gelu(self.get_submodule(f"ln_{stage}")(joined))
+                embed = self.get_submodule(f"emb_{stage}")
+                token = embed(logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long))
+                state = self._next_state(i, state, token)
                 logits.append(self.get_submodule(f"head_{stage}")(state))
-                ids = logits[-1].argmax(-1)
             return logits[0] if self.stages == 1 else torch.cat(logits, 1)
 
     return MedusaReference, SpeculatorReference

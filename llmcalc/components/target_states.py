@@ -176,7 +176,7 @@ def _reference_class() -> type[nn.Module]:
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.start == "state":
-                return torch.zeros_like(x)
+                return x
             projected: Tensor = self.target_states(x)
             forward_pass.memo["target_states"] = projected
             return x if self.start == "embedding" else projected

@@ -19,7 +19,7 @@ HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa
 
 
 def _medusa(config: Config) -> Table:
-    """Reads Medusa. In FasterDecoding's class the residual layers of a head are one layer, which has a bias."""
+    """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
     of_publisher = config.has("medusa_num_heads")
     if of_publisher and not (config.has("hidden_size") and config.has("vocab_size")):
         target = config.text("base_model_name_or_path")
@@ -31,12 +31,11 @@ def _medusa(config: Config) -> Table:
         "num_heads": config.size(*HEADS),
         "num_layers": config.size(*LAYERS),
         "bias": of_publisher or config.flag("medusa_fc_bias"),
-        "shared_layers": of_publisher,
         "shared_projection": config.flag("original_lm_head"),
     }
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
-    if heads["num_layers"] == 1:
-        heads["shared_layers"] = False
+    if of_publisher and heads["num_layers"] > 1:
+        raise config.wrong("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
     tokens, vocab = config.maybe("truncated_vocab_size"), config.size("vocab_size")
     return _heads_alone(config, {"medusa": heads, **({} if tokens in (None, vocab) else {"draft_vocab_size": tokens})})
 
