@@ -267,6 +267,8 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams target_states": DRAFTED,
     "part proposal": DRAFTED,
     "part clusters": DRAFTED,
+    "part medusa": DRAFTED,
+    "part mlp_speculator": DRAFTED,
     "layer bottleneck": "new: MobileBERT's layer was not compared",
     "part inner_network": "new: MobileBERT's layer was not compared",
     "mixer grouped_projections": "new: convolutions of width 1 were not compared",

@@ -67,6 +67,7 @@ draft's config in vLLM's, the fields of SpecForge.
 SPECULATORS_DEFAULTS: dict[str, dict[str, Any]] = {
     "dspark": {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True},
     "eagle": {"fusion_bias": False},
+    "medusa": {"original_lm_head": True},
 }
 """Model type of a draft → defaults of its config in speculators, where they differ from its other source's."""
 

@@ -36,8 +36,9 @@ def _medusa(config: Config) -> Table:
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
     if of_publisher and heads["num_layers"] > 1:
         raise config.wrong("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
-    tokens, vocab = config.maybe("truncated_vocab_size"), config.size("vocab_size")
-    return _heads_alone(config, {"medusa": heads, **({} if tokens in (None, vocab) else {"draft_vocab_size": tokens})})
+    vocab = config.size("vocab_size")
+    tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
+    return _heads_alone(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
 
 
 def _mlp_speculator(config: Config) -> Table:
@@ -74,12 +75,18 @@ FAMILIES = {
             "num_hidden_layers": 1,
             "medusa_fc_bias": False,
             "original_lm_head": False,
-            "truncated_vocab_size": None,
+            "truncated_vocab_size": 0,
             "base_model_name_or_path": "",
             "max_position_embeddings": None,
             "tie_word_embeddings": False,
         },
-        field_names("logit_scale max_paths max_seq_len medusa_choices topk"),
+        field_names(
+            """
+            head_weight_decay logit_scale max_paths max_seq_len medusa_choices speculators_config
+            speculators_model_type speculators_version topk
+            """
+        ),
+        aliases={"hidden_size": "medusa_hidden_size", "vocab_size": "medusa_vocab_size"},
         code="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
     ),
     "mlp_speculator": Family(
