@@ -500,8 +500,7 @@ def _reference_class() -> type[nn.Module]:
             assert output_stack is not None
             mapped_width = self._output_embedding_width(spec, output_stack)
             if not output_stack.has_no_embedding:
-                self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
-                nn.init.normal_(self.embed_tokens.weight, std=0.02)
+                self._build_embedding(width)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(ModelProperties(width), spec.vocab_size)
             if spec.embedding_size is not None and output_stack.input_size is None:
@@ -556,6 +555,10 @@ def _reference_class() -> type[nn.Module]:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
+
+        def _build_embedding(self, width: int) -> None:
+            self.embed_tokens = nn.Embedding(self.spec.vocab_size + (self.spec.additional_vocab_size or 0), width)
+            nn.init.normal_(self.embed_tokens.weight, std=0.02)
 
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:

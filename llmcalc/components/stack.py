@@ -416,6 +416,7 @@ class Stack(Component):
         from .layers.draft import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
+        from .layers.grouped_conv import grouped_conv_example
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
@@ -490,6 +491,12 @@ class Stack(Component):
                 num_hidden_layers=2,
                 block=block,
                 streams=TargetStates(states=1, start="joined", bias=True),
+            ),
+            cls(
+                num_hidden_layers=2,
+                block=grouped_conv_example(),
+                streams=TargetStates(states=2, start="embedding", output_norm=rms),
+                final_norm=rms,
             ),
             cls(
                 num_hidden_layers=1,

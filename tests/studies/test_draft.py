@@ -78,6 +78,16 @@ BY_HAND: dict[str, list[tuple[int, ...]]] = {
         *[*layer_tensors(4096, 4096, 32, 8, 128, 12288), (4096,), (4096,), (128,), (128,)] * 5,
     ],
 }  # fmt: skip
+# five layers with a kernel of two sides, two tokens and its projection to 320 groups at each sublayer, two tables of
+# pairs of tokens and the projection of the hidden state
+BY_HAND["qwen3.6-27b-dflash2"] = [
+    (5120, 5 * 5120), *[(5120,)] * 2,
+    *[
+        *layer_tensors(5120, 5120, 32, 8, 128, 17408), (5120,), (5120,), (128,), (128,),
+        *[(2, 2, 5120), (2 * 2 * 320, 5120)] * 2,
+    ] * 5,
+    (248320, 256), (248320, 256), (256, 5120),
+]  # fmt: skip
 BY_HAND["qwen3-8b-dspark"] = [
     *BY_HAND["qwen3-8b-dflash"], (151936, 256), (151936, 256), (1, 4096 + 256), (1,),
 ]  # markov_w1 and w2, the score of acceptance with its bias  # fmt: skip

@@ -22,6 +22,7 @@ CLASSES: dict[str, re.Pattern[str]] = {
         "dspark": r"DSpark",
         "domino": r"DominoDraft",
         "dflash": r"DFlash(?!\d)",
+        "dflash2": r"DFlash2(DraftModel|Qwen3)",
         "eagle": r"Eagle(?=[A-Z]|$)",
         "medusa": r"^MedusaModel$",
         "mlp_speculator": r"^MLPSpeculatorPreTrainedModel$",
@@ -33,8 +34,8 @@ MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(
 """Parts of the names of classes and model types of multi-token-prediction modules as files, as in vLLM and SGLang."""
 
 OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
-"""Part of the names of other drafts' classes: AngelSlim's DFlare and Z Lab's DFlash 2, which have projections or
-convolutions of their own beside DFlash's fields, whole models with Medusa's heads, Snowflake's and other speculators,
+"""Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of its own beside
+DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Snowflake's and other speculators,
 modules of multi-token prediction as files.
 """
 

@@ -7,8 +7,6 @@ vllm/transformers_utils/configs of vLLM.
 
 from __future__ import annotations
 
-from typing import Any
-
 from .....errors import InputError
 from ...config import Config
 from ...family import Family, field_names
@@ -24,8 +22,8 @@ def _medusa(config: Config) -> Table:
     if of_publisher and not (config.has("hidden_size") and config.has("vocab_size")):
         target = config.text("base_model_name_or_path")
         raise InputError(
-            "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both, to be added "
-            f"to the file as the config of the target {target} has them"
+            "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both, added to the "
+            f"file as the config of the target {target} has them"
         )
     heads = {
         "num_heads": config.size(*HEADS),
