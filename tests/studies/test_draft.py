@@ -213,6 +213,17 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
         ({"medusa_num_heads": 2, "medusa_num_layers": 2, "hidden_size": 8, "vocab_size": 9}, "medusa_num_layers: 2;"),
         ({**SPECULATOR, "n_predict": 1, "tie_weights": True}, "tie_weights: true; expected false, for n_predict: 1"),
         ({"hydra_num_heads": 4}, "hydra_num_heads: 4 is a field of a draft model"),
+        (
+            {"architectures": ["DSparkV4DraftModel"], "model_type": "deepseek_v4_dspark_draft", "hc_mult": 4},
+            "DSparkV4DraftModel is the class of a draft model whose layers are not supported",
+        ),
+        (
+            {"architectures": ["KimiK3DSpark5MLADraftModel"], "model_type": "qwen3", "kv_lora_rank": 512},
+            "kv_lora_rank: 512 is a field of a draft model whose layers are not supported",
+        ),
+        ({"architectures": ["K3DSparkModel"], "model_type": "k3_dspark", "q_lora_rank": 9}, "q_lora_rank: 9 is a field"),
+        ({"model_type": "k3_dspark", "hidden_size": 7168}, "model_type: k3_dspark is of a draft model"),
+        ({"architectures": ["DFlash2K3ForCausalLM"], "kv_lora_rank": 512}, "DFlash2K3ForCausalLM is a draft model"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EagleMiniCPMForCausalLM is the class of a draft model whose"),
         (
             {"architectures": ["DSparkDraftModel"], "n_mtp_layers": 3},

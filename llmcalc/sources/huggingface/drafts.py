@@ -52,7 +52,7 @@ the layers are Llama's."""
 ATTENTION_MODES = (None, "gqa", "mha")
 """Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
 
-OTHER_TYPE = re.compile(rf"^recurrent_drafter$|{MTP_TYPE.pattern}")
+OTHER_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}

@@ -1,8 +1,8 @@
 """DFlash 1 and 2, DSpark, Domino: drafts of a block of tokens per pass, with attention to the target's hidden states.
 
 Sources: specforge/modeling/draft/dflash.py, dflash2.py, dspark.py and domino.py of sgl-project/SpecForge;
-speculators/models/dflash and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those
-of speculators the same fields at the top.
+speculators/models/dflash and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, and
+those of speculators the same fields at the top.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def _medusa(config: Config) -> Table:
     if of_publisher and not (config.has("hidden_size") and config.has("vocab_size")):
         target = config.text("base_model_name_or_path")
         raise InputError(
-            "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both, added to the "
-            f"file as the config of the target {target} has them"
+            "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
+            f"file, as in the config of the target {target}"
         )
     heads = {
         "num_heads": config.size(*HEADS),
