@@ -1,8 +1,8 @@
 """Additional outputs of a draft model: logit bias, acceptance probability, and next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
-DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py, domino.py and
-dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of vLLM.
+DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
+domino.py and dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of vLLM.
 """
 
 from __future__ import annotations

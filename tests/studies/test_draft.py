@@ -221,7 +221,7 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
             {"architectures": ["KimiK3DSpark5MLADraftModel"], "model_type": "qwen3", "kv_lora_rank": 512},
             "kv_lora_rank: 512 is a field of a draft model whose layers are not supported",
         ),
-        ({"architectures": ["K3DSparkModel"], "model_type": "k3_dspark", "q_lora_rank": 9}, "q_lora_rank: 9 is a field"),
+        ({"architectures": ["K3DSparkModel"], "model_type": "k3_dspark", "q_lora_rank": 9}, "q_lora_rank: 9 is a"),
         ({"model_type": "k3_dspark", "hidden_size": 7168}, "model_type: k3_dspark is of a draft model"),
         ({"architectures": ["DFlash2K3ForCausalLM"], "kv_lora_rank": 512}, "DFlash2K3ForCausalLM is a draft model"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EagleMiniCPMForCausalLM is the class of a draft model whose"),
