@@ -499,8 +499,7 @@ def _reference_class() -> type[nn.Module]:
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
             mapped_width = self._output_embedding_width(spec, output_stack)
-            if not output_stack.has_no_embedding:
-                self._build_embedding(width)
+            self._build_embedding(width, output_stack)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(ModelProperties(width), spec.vocab_size)
             if spec.embedding_size is not None and output_stack.input_size is None:
@@ -556,7 +555,10 @@ def _reference_class() -> type[nn.Module]:
                 for name, tower in spec.towers.items():
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
-        def _build_embedding(self, width: int) -> None:
+        def _build_embedding(self, width: int, output_stack: Stack) -> None:
+            streams = output_stack.streams
+            if streams is not None and streams.type == "target_states" and streams.start == "state":
+                return
             self.embed_tokens = nn.Embedding(self.spec.vocab_size + (self.spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
 

@@ -93,17 +93,19 @@ class SpeculatorHeads(DraftHeads):
     inner_size: the width of a stage.
     tied: whether all stages have the same weights, but for the projection of the first (MLP speculator); false by
         default.
-    scale_input: whether a norm without a weight stands before the first stage, false by default.
+    norm: the norm of each stage, an RMSNorm with a shift by default.
+    input_norm: the norm of the target's hidden state, whose output is divided by √2; none by default.
     """
 
     type: Literal["mlp_speculator"] = "mlp_speculator"
     inner_size: Inner
     tied: Flag = False
-    scale_input: Flag = False
+    norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
+    input_norm: Norm | None = None
 
     def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner = Axis("inner", self.inner_size)
-        state = recorder.scale(recorder.norm("ln0", x, INPUT_NORM), 0.5**0.5) if self.scale_input else x
+        state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
         recorder.hold(state=state)
         logits: list[Value] = []
         first_of_weights: dict[str, Value] = {}
@@ -140,8 +142,8 @@ class SpeculatorHeads(DraftHeads):
         joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token, token_weight))
         recorder.hold(joined=joined)
         if i and self.tied:
-            return recorder.act(recorder.normalized(joined, STAGE_NORM, like=first_of_weights["ln"]), "gelu")
-        first_of_weights["ln"] = recorder.norm(f"ln_{i}", joined, STAGE_NORM)
+            return recorder.act(recorder.normalized(joined, self.norm, like=first_of_weights["ln"]), "gelu")
+        first_of_weights["ln"] = recorder.norm(f"ln_{i}", joined, self.norm)
         return recorder.act(first_of_weights["ln"], "gelu")
 
     def describe(self) -> str:
@@ -149,10 +151,6 @@ class SpeculatorHeads(DraftHeads):
 
     def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
         return _reference_classes()[1](self, model_properties.hidden_size, vocab_size, proposed_tokens)
-
-
-STAGE_NORM, INPUT_NORM = Norm(type="rmsnorm", bias=True, eps=1e-6), Norm(type="rmsnorm", weight=False, eps=1e-6)
-"""The norm of a stage, with a shift, and that of the first stage's input."""
 
 
 @cache
@@ -194,14 +192,14 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             inner = spec.inner_size
             self.state_weight = 0.5 ** (0.5 / spec.num_heads)
             self.token_weight = ((1 - self.state_weight**2) * inner / 2) ** 0.5
-            if spec.scale_input:
-                self.ln0 = INPUT_NORM.reference(ModelProperties(hidden))
+            if spec.input_norm is not None:
+                self.ln0 = spec.input_norm.reference(ModelProperties(hidden))
             for i in range(spec.num_heads):
                 if i < 2 or not spec.tied:
                     self.add_module(f"proj_{i}", nn.Linear(inner if i else hidden, inner, bias=False))
                 if i == 0 or not spec.tied:
                     self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner))
-                    self.add_module(f"ln_{i}", STAGE_NORM.reference(ModelProperties(inner)))
+                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner)))
                     self.add_module(f"head_{i}", nn.Linear(inner, proposed_tokens, bias=False))
 
         def _next_state(self, i: int, state: Tensor, token: Tensor) -> Tensor:

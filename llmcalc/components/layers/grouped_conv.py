@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Inner, Kernel, ModelProperties, StackPosition
+from ..base import Inner, ModelProperties, StackPosition
 from ..mixers.context import ContextAttention
 from ..runtime import ForwardPass
 from .block import Sharing
@@ -37,7 +39,7 @@ class GroupedConvLayer(PreNormLayer):
 
     type: Literal["grouped_conv"] = "grouped_conv"
     attention: ContextAttention
-    conv_kernel_size: Kernel
+    conv_kernel_size: int = Field(ge=1, le=64, strict=True)
     conv_group_size: Inner
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:

@@ -45,8 +45,9 @@ def _mlp_speculator(config: Config) -> Table:
         "num_heads": config.size("n_predict"),
         "inner_size": config.count("inner_dim") or config.size("hidden_size"),
         "tied": config.flag("tie_weights"),
-        "scale_input": config.flag("scale_input"),
     }
+    if config.flag("scale_input"):
+        heads["input_norm"] = rmsnorm(1e-6, weight=False)
     if heads["tied"] and heads["num_heads"] == 1:
         raise config.wrong("tie_weights", True, "false, for n_predict: 1 is one stage")
     return _heads_alone(config, {"mlp_speculator": heads})
