@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...algebra import exact_div
-from ...flow.axis import Axis
+from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
 from ..mixers.context import ContextAttention
-from ..runtime import ForwardPass
+from ..runtime import ForwardPass, vector
 from .block import Sharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -56,32 +56,35 @@ class GroupedConvLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed = recorder.part(f"{name}_pre_norm", self.norm, x)
+            sides, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
+            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = groups, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{name}_conv", kind="convolution"):
-                kernels = self._kernels(recorder, normed)
-            y = recorder.part(name, component, self._convolve(recorder, normed, kernels[0]))
-            x = recorder.add(x, self._convolve(recorder, y, kernels[1]))
+                base_rows = [
+                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+                    for side in range(2)
+                ]
+                computed = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
+            added_rows = [recorder.take(computed, *computed.axes[1:]) for _ in range(2)]
+            y = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            y = recorder.part(name, component, y)
+            x = recorder.add(x, self._convolve(recorder, y, channels, base_rows[1], added_rows[1]))
         return x
 
-    def _kernels(self, recorder: Flow, x: Value) -> list[Value]:
-        """Records the kernels before and after a sublayer with input x."""
-        sides, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
-        groups = Axis("groups", exact_div(x.width, self.conv_group_size))
-        base_kernel = recorder.vector("base_kernel", sides, taps, *x.axes)
-        computed = recorder.linear("kernel_projection", x, sides, taps, groups)
-        return [
-            recorder.add(recorder.take(computed, taps, groups), recorder.take(base_kernel, taps, *x.axes)).view(
-                taps, *x.axes
-            )
-            for _ in range(2)
-        ]
+    def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
+        """Records the sum of x and the tokens before it, each times its row of the kernel.
 
-    def _convolve(self, recorder: Flow, x: Value, kernel: Value) -> Value:
-        """Records the sum of x and the tokens before it, each times its row of the kernel."""
-        terms = [recorder.mul(x, recorder.take(kernel, *x.axes)) for _ in range(self.conv_kernel_size)]
+        base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
+        """
+        grouped = x.view(*channels)
+        terms: list[Value] = []
+        for base_row in base_rows:
+            terms.append(recorder.mul(grouped, base_row))
+            terms.append(recorder.mul(grouped, recorder.take(added, *added.axes[1:])))
         y = terms[0]
         for term in terms[1:]:
             y = recorder.add(y, term)
-        return y
+        return y.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -105,13 +108,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, width: int, taps: int, group_size: int) -> None:
             super().__init__()
             self.sizes, self.group_size = (2, taps, width // group_size), group_size
-            self.base_kernel = nn.Module()
-            self.base_kernel.weight = nn.Parameter(torch.rand(2, taps, width))
+            for side in range(2):
+                for tap in range(taps):
+                    self.add_module(f"base_kernel_{side}_{tap}", vector(torch.rand(width)))
             self.kernel_projection = nn.Linear(width, 2 * taps * (width // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             computed = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
-            kernels: Tensor = computed + self.base_kernel.weight
+            rows: list[Any] = [
+                self.get_submodule(f"base_kernel_{i}_{j}").weight for i in range(2) for j in range(self.sizes[1])
+            ]
+            kernels: Tensor = computed + torch.stack(rows).unflatten(0, self.sizes[:2])
             return kernels
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {**MEDUSA, "num_hidden_layers": 1, "medusa_fc_bias": True, "truncated_vocab_size": 40},
         {**MEDUSA, "num_heads": 1, "num_hidden_layers": 1, "original_lm_head": True},
         {**MEDUSA, "num_hidden_layers": 1, "original_lm_head": True},
-        {"hidden_size": 32, "vocab_size": 96, "medusa_num_heads": 2, "medusa_num_layers": 1},
+        {**MEDUSA, "medusa_num_heads": 2, "medusa_num_layers": 1},
     ],
     "MLPSpeculatorPreTrainedModel": [
         SPECULATOR,

@@ -41,7 +41,7 @@ def _medusa(config: Config) -> Table:
 
 def _mlp_speculator(config: Config) -> Table:
     """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
-    heads = {
+    heads: Table = {
         "num_heads": config.size("n_predict"),
         "inner_size": config.count("inner_dim") or config.size("hidden_size"),
         "tied": config.flag("tie_weights"),
