@@ -264,7 +264,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "mixer fourier": "new: torch's transform was not compared",
     "mixer context": DRAFTED,
     "layer draft": DRAFTED,
-    "layer grouped conv": DRAFTED,
+    "layer grouped_conv": DRAFTED,
     "streams target_states": DRAFTED,
     "part proposal": DRAFTED,
     "part clusters": DRAFTED,
