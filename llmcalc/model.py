@@ -189,6 +189,11 @@ class ModelSpec(Part):
     def _check_from_target(self) -> None:
         """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         streams = None if self.decoder is None else self.decoder.streams
+        if self.main.has_no_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
+            raise ValueError(
+                "streams.start: 'state' is of a model without an embedding; expected no from_target, no embedding_size "
+                "and tie_word_embeddings = false"
+            )
         if not self.from_target:
             return
         if getattr(streams, "type", "") != "target_states":
@@ -329,6 +334,9 @@ class ModelSpec(Part):
         if has_two_stacks and self._reads_own_input:
             table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
+        elif self.main.has_no_embedding:
+            table = Weight("embed_tokens", (embedding_axis,), (rows,))
+            x = Value(TOKENS, (embedding_axis,), fixed=True)
         elif self.main.reads_no_embedding:
             table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), fixed=True)
@@ -491,8 +499,7 @@ def _reference_class() -> type[nn.Module]:
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
             mapped_width = self._output_embedding_width(spec, output_stack)
-            self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
-            nn.init.normal_(self.embed_tokens.weight, std=0.02)
+            self._build_embedding(width, output_stack)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(ModelProperties(width), spec.vocab_size)
             if spec.embedding_size is not None and output_stack.input_size is None:
@@ -548,6 +555,13 @@ def _reference_class() -> type[nn.Module]:
                 for name, tower in spec.towers.items():
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
+        def _build_embedding(self, width: int, output_stack: Stack) -> None:
+            streams = output_stack.streams
+            if streams is not None and streams.type == "target_states" and streams.start == "state":
+                return
+            self.embed_tokens = nn.Embedding(self.spec.vocab_size + (self.spec.additional_vocab_size or 0), width)
+            nn.init.normal_(self.embed_tokens.weight, std=0.02)
+
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the embedding's width if the output is projected to the embedding's width before the head."""
@@ -578,6 +592,9 @@ def _reference_class() -> type[nn.Module]:
             return repeats
 
         def embed(self, ids: Tensor) -> Tensor:
+            if not hasattr(self, "embed_tokens"):
+                dtype = next(self.parameters()).dtype
+                return torch.zeros(*ids.shape, self.spec.hidden_size, device=ids.device, dtype=dtype)
             x: Tensor = self.embed_tokens(ids)
             if self.spec.embedding_kernel is not None:
                 kernel = self.spec.embedding_kernel

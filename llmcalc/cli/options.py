@@ -361,7 +361,7 @@ DraftOption: TypeAlias = Annotated[
         "--draft",
         "TARGET",
         "A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
-        "DFlash, …): what it adds to the model for which it drafts.",
+        "DFlash, Medusa, …): what it adds to the model for which it drafts.",
         panel="Model",
         complete=complete_target,
     ),

@@ -110,6 +110,7 @@ LAYERS = PartChoice(
         "shortcut": "layers.shortcut:ShortcutLayer",
         "gated_norm": "layers.gated_norm:GatedNormLayer",
         "draft": "layers.draft:DraftLayer",
+        "grouped_conv": "layers.grouped_conv:GroupedConvLayer",
         "gated_cross": "layers.gated_cross:GatedCrossLayer",
         "gated_cross_text": "layers.gated_cross:GatedCrossTextLayer",
         "bottleneck": "layers.bottleneck:BottleneckLayer",

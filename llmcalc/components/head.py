@@ -25,10 +25,12 @@ from .networks.feed_forward import activate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .draft_heads import MedusaHeads, SpeculatorHeads
     from .head_clusters import Clusters
     from .head_transform import Transform
 else:
     Transform, Clusters = only("head_transform:Transform"), only("head_clusters:Clusters")
+    MedusaHeads, SpeculatorHeads = only("draft_heads:MedusaHeads"), only("draft_heads:SpeculatorHeads")
 
 
 class LMHead(Component):
@@ -46,6 +48,8 @@ class LMHead(Component):
         the first part of it and one of its own for the rest (MobileBERT); it needs a transform, and an embedding that
         is narrower than the layers. False by default.
     clusters: the clusters of tokens, of which the best are scored alone (Gemma 4's drafts); none by default.
+    medusa: the heads of a draft of Medusa in the place of one head; none by default.
+    mlp_speculator: the stages of an MLP speculator in the place of one head; none by default.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
@@ -60,6 +64,8 @@ class LMHead(Component):
     logit_softcapping: Real | None = Field(default=None, gt=0)
     more_columns: Flag = False
     clusters: Clusters | None = None
+    medusa: MedusaHeads | None = None
+    mlp_speculator: SpeculatorHeads | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -67,10 +73,24 @@ class LMHead(Component):
             raise ValueError("more_columns: needs a transform without a size; expected false")
         if self.clusters is not None and (self.bias or self.transform is not None or self.draft_vocab_size is not None):
             raise ValueError("clusters: are of a plain head; expected no bias, no transform and no draft_vocab_size")
+        parts = (self.transform, self.clusters, self.medusa, self.mlp_speculator, self.bias or None)
+        if self.draft_heads is not None and sum(part is not None for part in parts) > 1:
+            raise ValueError(
+                "medusa, mlp_speculator: stand alone; expected one of them, without bias, transform and clusters"
+            )
         return self
 
     @property
+    def draft_heads(self) -> MedusaHeads | SpeculatorHeads | None:
+        """The several heads of a draft that stand in the place of one; None for one head."""
+        return self.mlp_speculator if self.medusa is None else self.medusa
+
+    @property
     def formula_source(self) -> str:
+        if self.medusa is not None:
+            return "Cai et al. 2024 (Medusa), §2.1"
+        if self.mlp_speculator is not None:
+            return "Wertheimer et al. 2024, §3"
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 
     def flow(
@@ -80,8 +100,10 @@ class LMHead(Component):
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
-        vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         rows: Rows = LOGITS
+        tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
+        if self.draft_heads is not None:
+            return self.draft_heads.flow(recorder, x, tokens_read, vocab, rows)
         if isinstance(x.rows, Multiple):  # output queries, or each predict stream
             rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
         if self.clusters is not None:
@@ -114,7 +136,11 @@ class LMHead(Component):
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with a separate weight; a model with tied embeddings replaces `output.weight`."""
         return _reference_class()(
-            self, model_properties, self.draft_vocab_size or vocab_size, width or model_properties.hidden_size
+            self,
+            model_properties,
+            vocab_size,
+            self.draft_vocab_size or vocab_size,
+            width or model_properties.hidden_size,
         )
 
     @classmethod
@@ -166,7 +192,12 @@ def _reference_class() -> Callable[..., nn.Module]:
                 logits = self.decoder(x)
             return logits
 
-    def build_head(spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> nn.Module:
+    def build_head(
+        spec: LMHead, model_properties: ModelProperties, tokens_read: int, vocab_size: int, width: int
+    ) -> nn.Module:
+        several_heads = spec.mlp_speculator if spec.medusa is None else spec.medusa
+        if several_heads is not None:
+            return several_heads.reference(model_properties, tokens_read, vocab_size)
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         return (

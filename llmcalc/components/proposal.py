@@ -1,7 +1,8 @@
 """Additional outputs of a draft model: logit bias, acceptance probability, and next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
-Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
+DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
+domino.py and dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of vLLM.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from .. import ops
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import FromZeros
+from ..workload.derived_rows import FromZeros, Multiple
 from ..workload.rows import LOGITS
-from .base import ONE_TOKEN, Flag, Inner, ModelProperties
+from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
 from .head import LMHead
 from .output import ModelOutput, OutputPart
+from .runtime import product_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +37,8 @@ class Proposal(OutputPart):
     gru_rank: the rank of the projection of its output and the hidden state to the vocabulary.
     confidence: whether a score says how likely a proposed token is accepted, false by default.
     confidence_reads_token: whether the score reads the previous token's row of the bias too, false by default.
+    selector_rank: the rank of the scores of pairs of neighbouring tokens (DFlash 2); none by default.
+    selector_top_k: the number of best tokens of a position whose pairs are scored.
     state_size: the width of a projection of the hidden states, which the draft's next pass reads in the place of the
         target's (Gemma 4); none by default.
     """
@@ -46,12 +51,16 @@ class Proposal(OutputPart):
     gru_rank: Inner | None = None
     confidence: Flag = False
     confidence_reads_token: Flag = False
+    selector_rank: Inner | None = None
+    selector_top_k: Vocab | None = None
     state_size: Inner | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (self.gru_size is None) != (self.gru_rank is None):
             raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
+        if (self.selector_rank is None) != (self.selector_top_k is None):
+            raise ValueError("selector_rank and selector_top_k: a selector has both; expected both or none")
         if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
             raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
         return self
@@ -83,6 +92,8 @@ class Proposal(OutputPart):
             recorder.linear(
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
             )
+        if self.selector_rank is not None:
+            self._pair_scores(recorder, x, vocab, proposed_tokens)
         if self.confidence:
             bias_input = x
             if self.confidence_reads_token and token is not None:
@@ -91,6 +102,21 @@ class Proposal(OutputPart):
         if self.state_size is not None:
             recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
+
+    def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> None:
+        """Records the scores of all pairs of a position's best tokens and those of the position before."""
+        rank, chosen = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
+        rows = Multiple(of=LOGITS, by=self.selector_top_k)
+        before, _ = recorder.table("predecessor_codebook", vocab, rank, of=rows, by="chosen")
+        after, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=rows, by="chosen")
+        context = recorder.mul(before, recorder.linear("hidden_projection", x, rank))
+        recorder.core(
+            "pairs",
+            ops.Product(1, rank.size, chosen.size, rows),
+            context,
+            after.view(chosen, rank, rows=LOGITS),
+            axes=(chosen,),
+        )
 
     def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
         """Records the bias table by previous token, and returns the previous token's bias."""
@@ -118,6 +144,7 @@ class Proposal(OutputPart):
             cls(markov_rank=3, markov="gated", confidence=True),
             cls(markov_rank=4, markov="rnn", confidence=True, confidence_reads_token=True),
             cls(gru_size=6, gru_rank=5),
+            cls(selector_rank=3, selector_top_k=4),
             cls(state_size=7),
         ]
 
@@ -145,6 +172,11 @@ def _reference_class() -> type[nn.Module]:
                 self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
                 self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
                 self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
+            if spec.selector_rank is not None:
+                self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
+                self.successor_codebook = nn.Embedding(proposed_tokens, spec.selector_rank)
+                self.hidden_projection = nn.Linear(hidden, spec.selector_rank, bias=False)
+                self.pairs = product_class()()
             if spec.confidence:
                 width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(width, 1)
@@ -166,6 +198,13 @@ def _reference_class() -> type[nn.Module]:
                 outputs.append(torch.tanh(out))
             return torch.cat(outputs, 1)
 
+        def _pair_scores(self, x: Tensor) -> Tensor:
+            """Returns the scores of pairs of the first tokens, which stand for the best of neighbouring positions."""
+            tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
+            context = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
+            scores: Tensor = self.pairs(context, self.successor_codebook(tokens).transpose(-1, -2))
+            return scores
+
         def _run_gru(self, x: Tensor) -> Tensor:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             state, states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
@@ -179,11 +218,13 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the logit bias, the next states and the acceptance score."""
+            """Returns the logit bias, and the next states, the scores of pairs and the acceptance score."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
                 outputs.append(self.state_proj(x))
+            if hasattr(self, "pairs"):
+                outputs.append(self._pair_scores(x))
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)

@@ -216,6 +216,11 @@ class Stack(Component):
         return self.streams is not None and self.streams.from_target
 
     @property
+    def has_no_embedding(self) -> bool:
+        """Whether nothing in the model reads or stores an embedding of tokens."""
+        return self.streams is not None and self.streams.starts_without_embedding
+
+    @property
     def keeps_embedding_width(self) -> bool:
         """Whether input and output have the width of the embeddings, and the layers may have another one."""
         return self.streams is not None and self.streams.embedding_width() is not None
@@ -411,6 +416,7 @@ class Stack(Component):
         from .layers.draft import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
         from .layers.gemma4 import Gemma4Layer
+        from .layers.grouped_conv import grouped_conv_example
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
         from .mixers.qk_norm import QKNorm
@@ -485,6 +491,12 @@ class Stack(Component):
                 num_hidden_layers=2,
                 block=block,
                 streams=TargetStates(states=1, start="joined", bias=True),
+            ),
+            cls(
+                num_hidden_layers=2,
+                block=grouped_conv_example(),
+                streams=TargetStates(states=2, start="embedding", output_norm=rms),
+                final_norm=rms,
             ),
             cls(
                 num_hidden_layers=1,

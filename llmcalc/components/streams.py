@@ -31,6 +31,11 @@ class ResidualStreams(StackPart):
         return False
 
     @property
+    def starts_without_embedding(self) -> bool:
+        """Whether the model has no embedding of its own or of a target, because nothing reads one."""
+        return False
+
+    @property
     def one_pass_model(self) -> str:
         """What a model is called that reads a sequence in one pass because of them; empty for others."""
         return ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 EAGLE, EAGLE_3 = "Li et al. 2024 (EAGLE), §4.1", "Li et al. 2025 (EAGLE-3), §3"
-DFLASH = "Chen et al. 2026 (DFlash)"
+DFLASH, MEDUSA = "Chen et al. 2026 (DFlash)", "Cai et al. 2024 (Medusa), §2.1"
 
 
 class TargetStates(ResidualStreams):
@@ -34,6 +34,7 @@ class TargetStates(ResidualStreams):
     start: what the residual stream starts from. `joined`: the projection of the token embedding beside the states
         (EAGLE). `states`: the projection of the states (EAGLE-3); the first layer, of type `draft`, reads the
         embedding. `embedding`: the embedding; attention of type `context` reads the projection of the states (DFlash).
+        `state`: the last hidden state itself, without a projection (Medusa).
         `target`: the projection of the states, one of which is the target's embedding of the token; no layer reads an
         embedding, and attention with `kv_shared` reads the target's cached keys and values (Gemma 4).
     states: the number of hidden states of a token, of as many layers of the target.
@@ -49,7 +50,7 @@ class TargetStates(ResidualStreams):
     kind: ClassVar[str] = "embedding"
 
     type: Literal["target_states"] = "target_states"
-    start: Literal["joined", "states", "embedding", "target"] = "states"
+    start: Literal["joined", "states", "embedding", "target", "state"] = "states"
     states: int = Field(ge=1, le=256, strict=True)
     size: Width | None = None
     bias: Flag = False
@@ -62,11 +63,18 @@ class TargetStates(ResidualStreams):
     def _check_fields(self) -> Self:
         if self.state_norm is not None and self.joined_norm is not None:
             raise ValueError("state_norm and joined_norm: the states have one or the other; expected one of them")
+        has_projection = any((self.size, self.bias, self.state_norm, self.joined_norm, self.output_norm, self.masked))
+        if self.start == "state" and (self.states > 1 or has_projection):
+            raise ValueError("start: 'state' is one state without a projection; expected states = 1 and no other field")
         return self
 
     @property
     def from_target(self) -> bool:
-        return self.start == "target"
+        return self.start in ("target", "state")
+
+    @property
+    def starts_without_embedding(self) -> bool:
+        return self.start == "state"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         starts = {
@@ -74,17 +82,20 @@ class TargetStates(ResidualStreams):
             for layer in layers.values()
             if "streams" in layer.required_slots()
         }
-        if starts != ({self.start} - {"joined", "target"}):
+        if starts != ({self.start} - {"joined", "target", "state"}):
             raise ValueError(
                 f"streams.start: '{self.start}' does not fit the layers; expected 'states' for layers of type 'draft', "
-                "'embedding' for attention of type 'context', 'joined' or 'target' for others"
+                "'embedding' for attention of type 'context', 'joined', 'target' or 'state' for others"
             )
 
     @property
     def formula_source(self) -> str:
-        return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026"}[self.start]
+        sources = {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026", "state": MEDUSA}
+        return sources[self.start]
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
+        if self.start == "state":
+            return recorder.received(x, *x.axes)
         projected = recorder.part("target_states", self, x)
         if self.from_target:
             recorder.memo["from_target"] = True
@@ -159,9 +170,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.target_states, self.start = Projection(spec, model_properties), spec.start
+            self.start = spec.start
+            if spec.start != "state":
+                self.target_states = Projection(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            if self.start == "state":
+                return x
             projected: Tensor = self.target_states(x)
             forward_pass.memo["target_states"] = projected
             return x if self.start == "embedding" else projected

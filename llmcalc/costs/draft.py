@@ -26,10 +26,11 @@ def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: s
             )
     if states_of(target) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
-    if draft.vocab_size != target.vocab_size and draft.from_target:
+    if draft.vocab_size != target.vocab_size and (draft.from_target or draft.main.has_no_embedding):
+        takes = ", whose embedding it takes" if draft.from_target else ""
         raise InputError(
-            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}, "
-            "whose embedding it takes; expected the draft of this target"
+            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}"
+            f"{takes}; expected the draft of this target"
         )
     states = states_of(draft)
     width = None if states is None else states.size or draft.hidden_size

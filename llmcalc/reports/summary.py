@@ -15,6 +15,9 @@ from ..studies.layers import distinct_blocks
 
 def headline(spec: ModelSpec) -> str:
     """Writes one line: `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
+    draft_heads = getattr(spec.head, "draft_heads", None)
+    if draft_heads is not None:
+        return f"{spec.kind}, {draft_heads.describe()}, hidden {spec.hidden_size}"
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
     texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]

@@ -304,6 +304,8 @@ def output_layer(module: Any) -> Any:
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = ids.flatten()
+    if out.shape[1] > ids.shape[1]:  # of several heads, one behind the other
+        labels = ids.repeat(1, out.shape[1] // ids.shape[1]).flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
         loss = LigerLinearCrossEntropy.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]

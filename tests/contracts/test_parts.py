@@ -294,11 +294,12 @@ def test_reference_agrees_on_meta(example: Component) -> None:
 def is_causal(example: Any) -> bool:
     """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
     recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
-    sees_whole_pass = (
-        isinstance(example, ContextAttention) or recurs_in_a_block or getattr(example, "whole_pass", False)
-    )
+    model = around_a_model(example)
+    layer = model.main.block
+    attends_to_block = getattr(layer.attention, "sees_whole_pass", False)
+    sees_whole_pass = attends_to_block or recurs_in_a_block or getattr(example, "whole_pass", False)
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
-    return not around_a_model(example).one_pass_model and not sees_whole_pass and not gives_further_rows
+    return not model.one_pass_model and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

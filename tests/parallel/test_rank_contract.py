@@ -39,7 +39,8 @@ EXAMPLES = {
     f"{part.__name__}-{i}": example
     for part in (*parts(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
-    if part is not ContextAttention  # of drafts, which are counted whole beside a target
+    if part is not ContextAttention and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
+    # of drafts, which are counted whole beside a target
 }
 
 WITH_WEIGHTS = ("linear", "absorb", "experts", "blocks", "per_group", "conv", "table", "vector")

@@ -243,7 +243,7 @@ EAGLE: dict[str, Any] = {
         ({"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, "QwenDFlareDraftModel is a draft"),
         ({"architectures": [], "draft_vocab_size": None, "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of"),
         ({"architectures": ["JetSpecDraftModel"]}, "JetSpecDraftModel is a draft model"),
-        ({"architectures": ["DFlash2DraftModel"], "dflash_config": {}}, "DFlash2DraftModel is a draft model"),
+        ({"architectures": ["DFlash2K3DraftModel"], "dflash_config": {}}, "DFlash2K3DraftModel is a draft model"),
         ({"architectures": [], "speculators_model_type": "pard2"}, "speculators_model_type: 'pard2' is a field of"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_draft_that_is_not_read_is_refused_with_every_option(
         err = run("params", str(path), *option).error
         assert sign in err
         assert "reads the hidden states of its target model" in err
-        assert "expected the config of a whole model, or of a draft of dflash, domino" in err
+        assert "expected the config of a whole model, or of a draft of dflash, dflash2, domino" in err
         assert err.count("error:") == 1
     with pytest.raises(InputError, match="draft model"):
         llmcalc.load({**EAGLE, **fields}, allow_unknown=True)

@@ -16,7 +16,9 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.witnesses.memory import compare_memory, default_runs
 from llmcalc.witnesses.reference import verify_reference
+from tests.families.drafts.medusa import SHAPES as MEDUSA_SHAPES
 
 DRAFTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "drafts.json").read_text())
 WITH_SIZE = [name for name, record in DRAFTS.items() if "published_billions" in record]
@@ -76,6 +78,16 @@ BY_HAND: dict[str, list[tuple[int, ...]]] = {
         *[*layer_tensors(4096, 4096, 32, 8, 128, 12288), (4096,), (4096,), (128,), (128,)] * 5,
     ],
 }  # fmt: skip
+# five layers with a kernel of two sides, two tokens and its projection to 320 groups at each sublayer, two tables of
+# pairs of tokens and the projection of the hidden state
+BY_HAND["qwen3.6-27b-dflash2"] = [
+    (5120, 5 * 5120), *[(5120,)] * 2,
+    *[
+        *layer_tensors(5120, 5120, 32, 8, 128, 17408), (5120,), (5120,), (128,), (128,),
+        *[(2, 2, 5120), (2 * 2 * 320, 5120)] * 2,
+    ] * 5,
+    (248320, 256), (248320, 256), (256, 5120),
+]  # fmt: skip
 BY_HAND["qwen3-8b-dspark"] = [
     *BY_HAND["qwen3-8b-dflash"], (151936, 256), (151936, 256), (1, 4096 + 256), (1,),
 ]  # markov_w1 and w2, the score of acceptance with its bias  # fmt: skip
@@ -128,14 +140,90 @@ def test_a_config_of_speculators_states_eagles_bias_and_norms(fields: dict[str, 
     assert not any("unrecognised" in note for note in preset.notes)
 
 
+MEDUSA: dict[str, Any] = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 5}
+MEDUSA |= {"hidden_size": 4096, "vocab_size": 32000, "num_hidden_layers": 1, "max_paths": 64, "topk": 10}
+SPECULATOR: dict[str, Any] = {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}
+BY_PUBLISHER = {"medusa_num_heads": 2, "medusa_num_layers": 1, "hidden_size": 4096, "vocab_size": 32000}
+
+HEADS: list[tuple[str, dict[str, Any], list[tuple[int, ...]]]] = [
+    ("vllm", MEDUSA, [*[(4096, 4096)] * 5, *[(32000, 4096)] * 5]),
+    ("truncated", {**MEDUSA, "truncated_vocab_size": 8000}, [*[(4096, 4096)] * 5, *[(8000, 4096)] * 5]),
+    ("one head", {**MEDUSA, "original_lm_head": True}, [*[(4096, 4096)] * 5, (32000, 4096)]),
+    ("bias", {**MEDUSA, "medusa_fc_bias": True}, [*[(4096, 4096), (4096,), (32000, 4096)] * 5]),
+    ("speculators", {"speculators_model_type": "medusa", "num_heads": 3, "medusa_hidden_size": 64}
+     | {"medusa_vocab_size": 100, "head_weight_decay": 0.8}, [*[(64, 64)] * 3, (100, 64)]),
+    ("publisher", BY_PUBLISHER, [*[(4096, 4096), (4096,), (32000, 4096)] * 2]),
+    # emb, proj, head and the norm's weight and bias of each stage; the norm of the input has none
+    ("stages", {**SPECULATOR, "inner_dim": 3072, "n_predict": 2},
+     [(3072, 4096), (3072, 3072), *[(32000, 3072), (32000, 3072), (3072,), (3072,)] * 2]),
+    ("tied", {**SPECULATOR, "n_predict": 5, "tie_weights": True, "scale_input": True},
+     [(4096, 4096), (4096, 4096), (32000, 4096), (32000, 4096), (4096,), (4096,)]),
+]  # fmt: skip
+
+PUBLISHED_SPECULATORS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "llama.7b.ibm_instruct_lab.1_4b": ({"vocab_size": 32008, "n_predict": 5}, 1_400_000_000, -8),
+    "llama.7b.840m": ({"n_predict": 3}, 840_000_000, -7),
+    "llama.13b.840m": ({"emb_dim": 5120, "n_predict": 3, "inner_dim": 4096}, 840_000_000, -7),
+    "llama.13b.code.2b": ({"emb_dim": 5120, "vocab_size": 32016, "n_predict": 7, "inner_dim": 4096}, 2 * 10**9, -9),
+    "llama.34b.code.658m": (
+        {"emb_dim": 8192, "n_predict": 5, "inner_dim": 8192, "scale_input": True, "tie_weights": True},
+        659_000_000,
+        -6,
+    ),
+    "llama.llama3.8b.3_2b": ({"vocab_size": 128256, "n_predict": 4, "inner_dim": 3072}, 3_200_000_000, -8),
+    "llama.llama3.70b.961m": (
+        {"emb_dim": 8192, "vocab_size": 128256, "n_predict": 4, "inner_dim": 3584, "scale_input": True}
+        | {"tie_weights": True},
+        962_000_000,
+        -6,
+    ),
+    "gpt_bigcode.ibm.20b.1_7b": (
+        {"emb_dim": 6144, "vocab_size": 49152, "n_predict": 4, "inner_dim": 4096},
+        1_700_000_000,
+        -8,
+    ),
+    "gpt_bigcode.ibm.34b.680m": (
+        {"emb_dim": 6144, "vocab_size": 49152, "n_predict": 5, "inner_dim": 6144, "scale_input": True}
+        | {"tie_weights": True},
+        680_000_000,
+        -7,
+    ),
+}
+"""Names of fms_extras/models/speculator.py (foundation-model-stack/fms-extras) → its fields there, and the size in the
+name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 million.
+"""
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"model_type": "deepseek_mtp"}, "model_type: deepseek_mtp is of a draft model.*--with-mtp"),
         ({"architectures": ["Qwen3NextMTP"]}, "architectures: Qwen3NextMTP is a draft model.*--with-mtp"),
         ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "architectures: .* is a draft model.*--with-mtp"),
-        ({"model_type": "mlp_speculator"}, "model_type: mlp_speculator is of a draft model.*a draft of dflash"),
+        ({"model_type": "recurrent_drafter"}, "model_type: recurrent_drafter is of a draft model.*a draft of dflash"),
+        (
+            {"model_type": "mlp_speculator", "architectures": ["ArcticMLPSpeculatorPreTrainedModel"]},
+            "ArcticMLPSpeculatorPreTrainedModel is a draft model",
+        ),
+        ({"model_type": "mistral", "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of a draft model"),
+        (
+            {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"},
+            "hidden_size, vocab_size: missing.*the target lmsys/vicuna-7b-v1.3",
+        ),
+        ({"medusa_num_heads": 2, "medusa_num_layers": 2, "hidden_size": 8, "vocab_size": 9}, "medusa_num_layers: 2;"),
+        ({**SPECULATOR, "n_predict": 1, "tie_weights": True}, "tie_weights: true; expected false, for n_predict: 1"),
         ({"hydra_num_heads": 4}, "hydra_num_heads: 4 is a field of a draft model"),
+        (
+            {"architectures": ["DSparkV4DraftModel"], "model_type": "deepseek_v4_dspark_draft", "hc_mult": 4},
+            "DSparkV4DraftModel is the class of a draft model whose layers are not supported",
+        ),
+        (
+            {"architectures": ["KimiK3DSpark5MLADraftModel"], "model_type": "qwen3", "kv_lora_rank": 512},
+            "kv_lora_rank: 512 is a field of a draft model whose layers are not supported",
+        ),
+        ({"architectures": ["K3DSparkModel"], "model_type": "k3_dspark", "q_lora_rank": 9}, "q_lora_rank: 9 is a"),
+        ({"model_type": "k3_dspark", "hidden_size": 7168}, "model_type: k3_dspark is of a draft model"),
+        ({"architectures": ["DFlash2K3ForCausalLM"], "kv_lora_rank": 512}, "DFlash2K3ForCausalLM is a draft model"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EagleMiniCPMForCausalLM is the class of a draft model whose"),
         (
             {"architectures": ["DSparkDraftModel"], "n_mtp_layers": 3},
@@ -159,6 +247,32 @@ def test_other_drafts_are_refused_as_drafts(config: dict[str, Any], message: str
     for allow_unknown in (False, True):
         with pytest.raises(InputError, match=message):
             llmcalc.load(config, allow_unknown=allow_unknown)
+
+
+@pytest.mark.parametrize(("name", "fields", "shapes"), HEADS, ids=[name for name, *_ in HEADS])
+def test_heads_on_the_targets_state_have_the_tensors_of_their_source(
+    name: str, fields: dict[str, Any], shapes: list[tuple[int, ...]]
+) -> None:
+    preset = llmcalc.load(fields)
+    assert llmcalc.params(preset).total == sum(prod(shape) for shape in shapes)
+    assert llmcalc.kv(preset, seq=100).bytes == 0
+    assert not any("unrecognised" in note for note in preset.notes)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SPECULATORS)
+def test_mlp_speculators_have_the_sizes_in_their_published_names(name: str) -> None:
+    fields, size, digits = PUBLISHED_SPECULATORS[name]
+    assert round(llmcalc.params({**SPECULATOR, **fields}).total, digits) == size
+
+
+@pytest.mark.parametrize("shape", [shape for shapes in MEDUSA_SHAPES.values() for shape in shapes])
+def test_heads_agree_with_the_reference(shape: dict[str, Any]) -> None:
+    spec = llmcalc.load(shape).model
+    verdict = verify_reference(spec, seq=8)
+    assert verdict.ok, verdict.failures[:4]
+    comparison = compare_memory(spec, default_runs(spec, 2, 8), "meta")
+    assert len(comparison.checks) == 17
+    assert all(check.ok for check in comparison.checks), [check for check in comparison.checks if not check.ok]
 
 
 def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:
@@ -202,6 +316,23 @@ def test_cache_flops_and_memory_of_a_draft(tmp_path: Path) -> None:
     alone, both = llmcalc.memory("llama3.1-8b", **run), llmcalc.memory("llama3.1-8b", **run, draft=draft)
     assert both.device.exact_bytes - alone.device.exact_bytes == 2 * EAGLE3 + 2 * 513 * 4096
     assert both.document["draft"]["params"] == EAGLE3
+
+
+def test_heads_are_counted_beside_a_target() -> None:
+    draft = {**MEDUSA, "hidden_size": 4096, "vocab_size": 128256}
+    tensors = 5 * (4096**2 + 128256 * 4096)
+    document = llmcalc.params("llama3.1-8b", draft=draft).document["draft"]
+    assert document["params"] == tensors
+    assert document["from_target"] == []
+    assert document["cache"] == {"bytes": 0, "bytes_per_token": 0}
+    run: dict[str, Any] = {"phase": "decode", "batch": 2, "seq": 512}
+    assert llmcalc.flops("llama3.1-8b", **run, draft=draft).document["draft"]["flops"] == 2 * 2 * tensors
+    alone, both = llmcalc.memory("llama3.1-8b", **run), llmcalc.memory("llama3.1-8b", **run, draft=draft)
+    assert both.device.exact_bytes - alone.device.exact_bytes == 2 * tensors
+    with pytest.raises(InputError, match="its vocabulary of 32,000 tokens is not the target's, 128,256; expected"):
+        llmcalc.params("llama3.1-8b", draft=MEDUSA)
+    with pytest.raises(InputError, match="reads hidden states of width 4,096, and the target's have 8,192"):
+        llmcalc.params("llama3-70b", draft=draft)
 
 
 def test_a_model_of_its_own_drafts_too() -> None:

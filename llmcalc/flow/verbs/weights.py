@@ -184,9 +184,8 @@ class WeightVerbs(Recorder):
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.n(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        return self.step(
-            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
-        )
+        output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
+        return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""

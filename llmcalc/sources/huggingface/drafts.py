@@ -22,7 +22,10 @@ CLASSES: dict[str, re.Pattern[str]] = {
         "dspark": r"DSpark",
         "domino": r"DominoDraft",
         "dflash": r"DFlash(?!\d)",
+        "dflash2": r"DFlash2(DraftModel|Qwen3)",
         "eagle": r"Eagle(?=[A-Z]|$)",
+        "medusa": r"^MedusaModel$",
+        "mlp_speculator": r"^MLPSpeculatorPreTrainedModel$",
     }.items()
 }
 """Model type of a draft → part of the names of its classes; the first that matches."""
@@ -31,8 +34,9 @@ MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(
 """Parts of the names of classes and model types of multi-token-prediction modules as files, as in vLLM and SGLang."""
 
 OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
-"""Part of the names of other drafts' classes: AngelSlim's DFlare and Z Lab's DFlash 2, which have projections or
-convolutions of their own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files.
+"""Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of its own beside
+DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Snowflake's and other speculators,
+modules of multi-token prediction as files.
 """
 
 OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
@@ -48,7 +52,7 @@ the layers are Llama's."""
 ATTENTION_MODES = (None, "gqa", "mha")
 """Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
 
-OTHER_TYPE = re.compile(rf"^(medusa|mlp_speculator|recurrent_drafter)$|{MTP_TYPE.pattern}")
+OTHER_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
@@ -64,6 +68,7 @@ draft's config in vLLM's, the fields of SpecForge.
 SPECULATORS_DEFAULTS: dict[str, dict[str, Any]] = {
     "dspark": {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True},
     "eagle": {"fusion_bias": False},
+    "medusa": {"original_lm_head": True},
 }
 """Model type of a draft → defaults of its config in speculators, where they differ from its other source's."""
 
@@ -84,10 +89,12 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(name)), "")
     if isinstance(stated_type, str):
         draft_type = stated_type if stated_type in CLASSES else ""
-    elif not draft_type and is_draft:
+    elif not draft_type and is_draft and not OTHER_CLASS.search(name):
         draft_type = str(model_type)
     if not draft_type and not OTHER_CLASS.search(name) and not isinstance(stated_type, str):
         draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
+    if not draft_type and not model_type and not name and config.get("medusa_num_heads") is not None:
+        draft_type = "medusa"
     if draft_type == "dflash":
         projector = config.get("dflash_config")
         projector = projector.get("projector_type") if isinstance(projector, dict) else None

@@ -9,11 +9,16 @@ WINDOWED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "sliding_window": 8,
 }
+SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "DFlashDraftModel": [
         {"model_type": "dflash", **SMALL},
         {"model_type": "dflash", **SMALL, **WINDOWED, "attention_bias": True, "draft_vocab_size": 40},
+    ],
+    "DFlash2DraftModel": [
+        {"model_type": "dflash2", **SMALL, **SELECTOR, "conv_kernel_size": 2, "conv_group_size": 4},
+        {"model_type": "dflash2", **SMALL, **WINDOWED, **SELECTOR, "conv_kernel_size": 3, "conv_group_size": 8},
     ],
     "DSparkDraftModel": [
         {"model_type": "dspark", **SMALL, "markov_rank": 6, "confidence_head_alpha": 1.0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....algebra import Number
+from ....algebra import Number, times
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
 from ....evidence import compared
@@ -13,7 +13,7 @@ from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import Weight as VectorWeight
 from ....workload.derived_rows import Multiple
-from ....workload.rows import Rows
+from ....workload.rows import LOGITS, Rows
 from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
@@ -80,7 +80,7 @@ class BasicKernels(Lowering):
             return
         index_kind = operation.options["by"]
         embeddings = self.look_up_rows(operation, self.table(operation), self._look_up_indices(output.rows, index_kind))
-        if index_kind in BY_TOKEN:
+        if index_kind in (*BY_TOKEN, "chosen"):
             self.store_tensor(output, embeddings)
         else:
             self.bind(output, embeddings)  # [rows, …]: all sequences share it
@@ -104,6 +104,8 @@ class BasicKernels(Lowering):
                 raise self.unsupported(reason)
             ids = self.inputs[rows]
             return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
+        if index_kind == "chosen" and rows is LOGITS:
+            return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(rows)), INT64)
         if index_kind == "chosen":
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
@@ -328,6 +330,9 @@ class BasicKernels(Lowering):
         mtp_logits, self.further_outputs = self.further_outputs, []
         if self.choices.divides_logits:
             logits = self.t.scale_in_place(logits)
+        row_count = times(logits.shape[0], logits.shape[1])
+        if isinstance(row_count, int) and isinstance(labels.shape[0], int) and row_count > labels.shape[0]:
+            labels = self.t.new_tensor((row_count,), INT64)  # of several heads, whose logits stand behind one another
         loss = self.loss(logits, labels)
         for logits_ahead in mtp_logits:
             loss = self.t.add(loss, self.loss(logits_ahead, labels))

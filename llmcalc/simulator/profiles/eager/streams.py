@@ -6,7 +6,7 @@ from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.program import Step
 from ...lowering import Lowering
-from ...tensor import FLOAT32, Tensor
+from ...tensor import FLOAT32, INT64, Tensor
 
 
 class StreamKernels(Lowering):
@@ -23,9 +23,9 @@ class StreamKernels(Lowering):
 
     def do_received(self, operation: Step) -> None:
         """Allocates the hidden states of another model, which need no gradient."""
-        self.store_tensor(
-            operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), self.tensor_of(operation.ins[0]).dtype)
-        )
+        x_dtype = self.tensor_of(operation.ins[0]).dtype
+        dtype = self.dtype if x_dtype is INT64 else x_dtype  # token ids of a draft that reads no embedding
+        self.store_tensor(operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), dtype))
 
     @compared(BY_TORCH)
     def do_copies(self, operation: Step) -> None:

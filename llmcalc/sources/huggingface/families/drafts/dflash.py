@@ -1,8 +1,8 @@
-"""DFlash, DSpark and Domino: drafts of a block of tokens per pass, with attention to the target's hidden states.
+"""DFlash 1 and 2, DSpark, Domino: drafts of a block of tokens per pass, with attention to the target's hidden states.
 
-Sources: specforge/modeling/draft/dflash.py, dspark.py and domino.py of sgl-project/SpecForge; speculators/models/dflash
-and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those of speculators the same
-fields at the top.
+Sources: specforge/modeling/draft/dflash.py, dflash2.py, dspark.py and domino.py of sgl-project/SpecForge;
+speculators/models/dflash and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, and
+those of speculators the same fields at the top.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ def _dflash(config: Config) -> Table:
     )
 
 
+def _dflash2(config: Config) -> Table:
+    """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
+    table = _dflash(config)
+    sizes = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
+    table["decoder"]["block"] |= {"type": "grouped_conv", **sizes}
+    table["proposal"] = {name: config.size(name) for name in ("selector_rank", "selector_top_k")}
+    if table["hidden_size"] % sizes["conv_group_size"]:
+        raise config.wrong("conv_group_size", sizes["conv_group_size"], "a divisor of hidden_size")
+    return table
+
+
 def _dspark(config: Config) -> Table:
     table = _dflash(config)
     proposal: Table = {}
@@ -92,6 +103,12 @@ SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/
 
 FAMILIES = {
     "dflash": Family(_dflash, DFLASH, UNCOUNTED, code=f"{SOURCE}dflash.py"),
+    "dflash2": Family(
+        _dflash2,
+        DFLASH,
+        UNCOUNTED | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
+        code=f"{SOURCE}dflash2.py",
+    ),
     "dspark": Family(
         _dspark,
         {

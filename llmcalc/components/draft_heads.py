@@ -1,0 +1,221 @@
+"""Heads of a draft model that read the target's last hidden state and each predict one token further ahead.
+
+Medusa (Cai 2024, arXiv:2401.10774): medusa/model/medusa_model.py of FasterDecoding/Medusa, vllm/model_executor/models
+of vLLM (`Medusa`). The MLP speculator (Wertheimer 2024, arXiv:2404.19124): fms_extras/models/speculator.py of
+foundation-model-stack/fms-extras, `MLPSpeculator` of vLLM.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from ..workload.derived_rows import Multiple
+from ..workload.rows import Rows
+from .base import Flag, Inner, ModelProperties, Part
+from .norm import Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DraftHeads(Part):
+    """The base class of several language-model heads, whose logits stand behind one another.
+
+    num_heads: the number of heads.
+    """
+
+    kind: ClassVar[str] = "lm_head"
+
+    num_heads: int = Field(ge=1, le=64, strict=True)
+
+    def flow(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis, rows: Rows) -> Value:
+        """Records all heads. x: the hidden states. vocab, proposed_tokens: axes of the tokens read and proposed."""
+        logits = self._logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
+        if len(logits) == 1:
+            return logits[0]
+        recorder.hold(**{f"logits{i}": head_logits for i, head_logits in enumerate(logits)})
+        return recorder.cat(*logits, axes=(proposed_tokens,), rows=Multiple(of=rows, by=self.num_heads))
+
+    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+        raise TypeError(f"{type(self).__name__} has no flow")
+
+    def describe(self) -> str:
+        """Describes the heads in a few words."""
+        raise TypeError(f"{type(self).__name__} has no description")
+
+
+class MedusaHeads(DraftHeads):
+    """Heads of residual layers, x + silu(W·x), and a projection to the vocabulary (Medusa).
+
+    num_layers: the number of residual layers of each head.
+    bias: whether the residual layers have a bias, false by default.
+    shared_projection: whether all heads have the same projection to the vocabulary, false by default.
+    """
+
+    type: Literal["medusa"] = "medusa"
+    num_layers: int = Field(ge=1, le=64, strict=True)
+    bias: Flag = False
+    shared_projection: Flag = False
+
+    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+        outputs = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
+        if not self.shared_projection:
+            return [recorder.linear(f"lm_heads_{i}", y, proposed_tokens) for i, y in enumerate(outputs)]
+        total_rows = Multiple(of=x.rows, by=self.num_heads)
+        first = recorder.linear("lm_heads_0", outputs[0], proposed_tokens, counted=total_rows)
+        return [first, *(recorder.apply_again(y, first) for y in outputs[1:])]
+
+    def describe(self) -> str:
+        return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
+
+    def _residual_layers(self, recorder: Flow, x: Value, head: int) -> Value:
+        """Records the residual layers of a head and returns their output."""
+        for i in range(self.num_layers):
+            projected = recorder.linear(f"blocks_{head}_{i}", x, *x.axes, bias=self.bias)
+            x = recorder.add(x, recorder.act(projected, "silu"))
+        return x
+
+    def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
+        return _reference_classes()[0](self, model_properties.hidden_size, proposed_tokens)
+
+
+class SpeculatorHeads(DraftHeads):
+    """Stages in sequence: gelu(norm(W·state + the embedding of the token before)), projected to the vocabulary.
+
+    The state of the first stage is the target's last hidden state, that of each further stage the one before it.
+
+    inner_size: the width of a stage.
+    tied: whether all stages have the same weights, but for the projection of the first (MLP speculator); false by
+        default.
+    norm: the norm of each stage, an RMSNorm with a shift by default.
+    input_norm: the norm of the target's hidden state, whose output is divided by √2; none by default.
+    """
+
+    type: Literal["mlp_speculator"] = "mlp_speculator"
+    inner_size: Inner
+    tied: Flag = False
+    norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
+    input_norm: Norm | None = None
+
+    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+        inner = Axis("inner", self.inner_size)
+        state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
+        recorder.hold(state=state)
+        logits: list[Value] = []
+        first_of_weights: dict[str, Value] = {}
+        table: Weight | None = None
+        for i in range(self.num_heads):
+            if table is not None and self.tied:
+                token = recorder.look_up(table, x.rows, by="chosen")
+            else:
+                token, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, by="chosen", kind="embedding")
+            recorder.hold(token=token)
+            with recorder.function():
+                state = self._next_state(recorder, i, state, token, first_of_weights)
+            recorder.hold(state=state)
+            if i and self.tied:
+                logits.append(recorder.apply_again(state, logits[0]))
+                continue
+            counted = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
+            logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted))
+        return logits
+
+    def _next_state(
+        self, recorder: Flow, i: int, state: Value, token: Value, first_of_weights: dict[str, Value]
+    ) -> Value:
+        """Records a stage up to its state. first_of_weights: the first output of each weight that stages share."""
+        if i > 1 and self.tied:
+            projected = recorder.apply_again(state, first_of_weights["proj"])
+        else:
+            counted = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
+            projected = recorder.linear(f"proj_{i}", state, *token.axes, counted=counted)
+            first_of_weights["proj"] = projected
+        recorder.hold(projected=projected)
+        state_weight = 0.5 ** (0.5 / self.num_heads)
+        token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
+        joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token, token_weight))
+        recorder.hold(joined=joined)
+        if i and self.tied:
+            return recorder.act(recorder.normalized(joined, self.norm, like=first_of_weights["ln"]), "gelu")
+        first_of_weights["ln"] = recorder.norm(f"ln_{i}", joined, self.norm)
+        return recorder.act(first_of_weights["ln"], "gelu")
+
+    def describe(self) -> str:
+        return f"{self.num_heads} {'tied ' * self.tied}stages of an MLP speculator, {self.inner_size} wide"
+
+    def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
+        return _reference_classes()[1](self, model_properties.hidden_size, vocab_size, proposed_tokens)
+
+
+@cache
+def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class MedusaReference(nn.Module):
+        """Medusa's heads. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
+
+        def __init__(self, spec: MedusaHeads, hidden: int, proposed_tokens: int) -> None:
+            super().__init__()
+            self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
+            for i in range(spec.num_heads):
+                for j in range(spec.num_layers):
+                    self.add_module(f"blocks_{i}_{j}", nn.Linear(hidden, hidden, bias=spec.bias))
+            for i in range(1 if spec.shared_projection else spec.num_heads):
+                self.add_module(f"lm_heads_{i}", nn.Linear(hidden, proposed_tokens, bias=False))
+
+        def _logits_of_head(self, i: int, x: Tensor) -> Tensor:
+            for j in range(self.layers):
+                x = x + nn.functional.silu(self.get_submodule(f"blocks_{i}_{j}")(x))
+            logits: Tensor = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else i}")(x)
+            return logits
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = [self._logits_of_head(i, x) for i in range(self.heads)]
+            return logits[0] if self.heads == 1 else torch.cat(logits, 1)
+
+    class SpeculatorReference(nn.Module):
+        """The stages of an MLP speculator. x: [batch, positions, hidden] → [batch, stages · positions, tokens].
+
+        The first token is 0, and each further one that of the highest score in the stage before.
+        """
+
+        def __init__(self, spec: SpeculatorHeads, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
+            super().__init__()
+            self.stages, self.tied = spec.num_heads, spec.tied
+            inner = spec.inner_size
+            self.state_weight = 0.5 ** (0.5 / spec.num_heads)
+            self.token_weight = ((1 - self.state_weight**2) * inner / 2) ** 0.5
+            if spec.input_norm is not None:
+                self.ln0 = spec.input_norm.reference(ModelProperties(hidden))
+            for i in range(spec.num_heads):
+                if i < 2 or not spec.tied:
+                    self.add_module(f"proj_{i}", nn.Linear(inner if i else hidden, inner, bias=False))
+                if i == 0 or not spec.tied:
+                    self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner))
+                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner)))
+                    self.add_module(f"head_{i}", nn.Linear(inner, proposed_tokens, bias=False))
+
+        def _next_state(self, i: int, state: Tensor, token: Tensor) -> Tensor:
+            projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
+            joined = projected * self.state_weight + token * self.token_weight
+            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(joined))
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
+            logits: list[Tensor] = []
+            for i in range(self.stages):
+                stage = 0 if self.tied else i
+                embed = self.get_submodule(f"emb_{stage}")
+                token = embed(logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long))
+                state = self._next_state(i, state, token)
+                logits.append(self.get_submodule(f"head_{stage}")(state))
+            return logits[0] if self.stages == 1 else torch.cat(logits, 1)
+
+    return MedusaReference, SpeculatorReference

@@ -1,0 +1,147 @@
+"""A draft block's layer with a convolution of computed kernels before and after attention and network (DFlash 2).
+
+Sources: specforge/modeling/draft/dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of
+vLLM. One projection of a sublayer's input gives, per token and group of channels, what is added to both kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ...algebra import exact_div
+from ...flow.axis import Axis, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Inner, ModelProperties, StackPosition
+from ..mixers.context import ContextAttention
+from ..runtime import ForwardPass, vector
+from .block import Sharing
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class GroupedConvLayer(PreNormLayer):
+    """Attention to a target's states, then a network, each between two convolutions over the tokens of the block.
+
+    conv_kernel_size: the number of tokens that a convolution reads, the token itself and those before it in the block.
+    conv_group_size: the number of channels that share what is added to the kernels, a divisor of the layer's width.
+    """
+
+    formula_source: ClassVar[str] = "SpecForge 2026 (DFlash 2)"
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["grouped_conv"] = "grouped_conv"
+    attention: ContextAttention
+    conv_kernel_size: int = Field(ge=1, le=64, strict=True)
+    conv_group_size: Inner
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_slots()
+
+    def check_place(self, stack_position: StackPosition) -> None:
+        super().check_place(stack_position)
+        if isinstance(stack_position.width, int) and stack_position.width % self.conv_group_size:
+            raise ValueError(
+                f"{stack_position.where}.conv_group_size: {self.conv_group_size} does not divide the width "
+                f"{stack_position.width}; expected a divisor"
+            )
+
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            normed = recorder.part(f"{name}_pre_norm", self.norm, x)
+            sides, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
+            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = groups, Axis("channels", self.conv_group_size)
+            with recorder.scope(f"{name}_conv", kind="convolution"):
+                base_rows = [
+                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+                    for side in range(2)
+                ]
+                computed = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
+            added_rows = [recorder.take(computed, *computed.axes[1:]) for _ in range(2)]
+            y = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            y = recorder.part(name, component, y)
+            x = recorder.add(x, self._convolve(recorder, y, channels, base_rows[1], added_rows[1]))
+        return x
+
+    def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
+        """Records the sum of x and the tokens before it, each times its row of the kernel.
+
+        base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
+        """
+        grouped = x.view(*channels)
+        terms: list[Value] = []
+        for base_row in base_rows:
+            terms.append(recorder.mul(grouped, base_row))
+            terms.append(recorder.mul(grouped, recorder.take(added, *added.axes[1:])))
+        y = terms[0]
+        for term in terms[1:]:
+            y = recorder.add(y, term)
+        return y.view(*x.axes)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties)
+
+
+def grouped_conv_example(**fields: Any) -> GroupedConvLayer:
+    """Returns a small layer for a stack's examples."""
+    attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
+    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **sizes, **fields})
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Kernels(nn.Module):
+        """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
+
+        def __init__(self, width: int, taps: int, group_size: int) -> None:
+            super().__init__()
+            self.sizes, self.group_size = (2, taps, width // group_size), group_size
+            for side in range(2):
+                for tap in range(taps):
+                    self.add_module(f"base_kernel_{side}_{tap}", vector(torch.rand(width)))
+            self.kernel_projection = nn.Linear(width, 2 * taps * (width // group_size), bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            computed = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
+            rows: list[Any] = [
+                self.get_submodule(f"base_kernel_{i}_{j}").weight for i in range(2) for j in range(self.sizes[1])
+            ]
+            kernels: Tensor = computed + torch.stack(rows).unflatten(0, self.sizes[:2])
+            return kernels
+
+    def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+        """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
+        out = kernel[..., 0, :] * x
+        for tap in range(1, kernel.shape[-2]):
+            out = out + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
+        return out
+
+    class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
+        """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
+            super().__init__(spec, model_properties)
+            sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
+            self.self_attn_conv, self.mlp_conv = Kernels(*sizes), Kernels(*sizes)
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                normed = self.get_submodule(f"{name}_pre_norm")(x)
+                kernels = self.get_submodule(f"{name}_conv")(normed)
+                y = self.get_submodule(name)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+                x = x + convolve(y, kernels[..., 1, :, :])
+            return x
+
+    return GroupedConvLayerReference

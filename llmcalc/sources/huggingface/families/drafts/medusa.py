@@ -1,0 +1,107 @@
+"""Medusa and the MLP speculator: heads that read the last hidden state of a target model, without layers or a cache.
+
+Sources: medusa/model/medusa_model.py of FasterDecoding/Medusa; fms_extras/models/speculator.py of
+foundation-model-stack/fms-extras; medusa.py and mlp_speculator.py in vllm/model_executor/models and
+vllm/transformers_utils/configs of vLLM.
+"""
+
+from __future__ import annotations
+
+from .....errors import InputError
+from ...config import Config
+from ...family import Family, field_names
+from ...parts import Table, decoder, layer_table, rmsnorm
+
+HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
+"""Fields of vLLM's configs and of FasterDecoding's."""
+
+
+def _medusa(config: Config) -> Table:
+    """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
+    of_publisher = config.has("medusa_num_heads")
+    if of_publisher and not (config.has("hidden_size") and config.has("vocab_size")):
+        target = config.text("base_model_name_or_path")
+        raise InputError(
+            "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
+            f"file, as in the config of the target {target}"
+        )
+    heads = {
+        "num_heads": config.size(*HEADS),
+        "num_layers": config.size(*LAYERS),
+        "bias": of_publisher or config.flag("medusa_fc_bias"),
+        "shared_projection": config.flag("original_lm_head"),
+    }
+    config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
+    if of_publisher and heads["num_layers"] > 1:
+        raise config.wrong("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
+    vocab = config.size("vocab_size")
+    tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
+    return _heads_alone(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
+
+
+def _mlp_speculator(config: Config) -> Table:
+    """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
+    heads: Table = {
+        "num_heads": config.size("n_predict"),
+        "inner_size": config.count("inner_dim") or config.size("hidden_size"),
+        "tied": config.flag("tie_weights"),
+    }
+    if config.flag("scale_input"):
+        heads["input_norm"] = rmsnorm(1e-6, weight=False)
+    if heads["tied"] and heads["num_heads"] == 1:
+        raise config.wrong("tie_weights", True, "false, for n_predict: 1 is one stage")
+    return _heads_alone(config, {"mlp_speculator": heads})
+
+
+def _heads_alone(config: Config, head: Table) -> Table:
+    """Returns a model whose one layer is empty, with these heads on the target's last hidden state."""
+    nothing = {"type": "none"}
+    return decoder(
+        config,
+        layer_table(nothing, nothing, rmsnorm(1e-6)),
+        None,
+        head,
+        {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}},
+        tie_word_embeddings=False,
+    )
+
+
+FAMILIES = {
+    "medusa": Family(
+        _medusa,
+        {
+            "num_heads": 5,
+            "num_hidden_layers": 1,
+            "medusa_fc_bias": False,
+            "original_lm_head": False,
+            "truncated_vocab_size": 0,
+            "base_model_name_or_path": "",
+            "max_position_embeddings": None,
+            "tie_word_embeddings": False,
+        },
+        field_names(
+            """
+            head_weight_decay logit_scale max_paths max_seq_len medusa_choices speculators_config
+            speculators_model_type speculators_version topk
+            """
+        ),
+        aliases={"hidden_size": "medusa_hidden_size", "vocab_size": "medusa_vocab_size"},
+        code="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
+    ),
+    "mlp_speculator": Family(
+        _mlp_speculator,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "inner_dim": 0,
+            "n_predict": 3,
+            "tie_weights": False,
+            "scale_input": False,
+            "max_position_embeddings": None,
+            "tie_word_embeddings": False,
+        },
+        field_names("n_candidates num_lookahead_tokens top_k_tokens_per_head"),
+        aliases={"hidden_size": "emb_dim"},
+        code="https://github.com/foundation-model-stack/fms-extras/blob/main/fms_extras/models/speculator.py",
+    ),
+}
