@@ -303,8 +303,9 @@ def _flags_for_users(
 def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
     if not record.runs_on(hardware):
-        vendors = " or ".join(record.vendors)
-        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")
+        raise InputError(
+            f"--hardware {hardware.name}: is not modelled with --engine; expected {record.supported_accelerators}"
+        )
     return hardware
 
 

@@ -440,7 +440,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
                     options,
                     layout,
                     question.runtime_on,
-                    changes_beside_devices(memory_on_one, sufficient),
+                    changes_beside_devices(memory_on_one, question.hardware, sufficient),
                 )
                 changes = (*sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
                 fit_answer = replace(fit_answer, changes=changes)

@@ -101,8 +101,8 @@ def serve_study(
         )
     if not record.runs_on(hardware):
         raise InputError(
-            f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
-            f"{' or '.join(record.vendors)}"
+            f"--hardware {hardware.name or hardware.title}: servers of {record.title} on it are not modelled; expected "
+            f"{record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
     cached_share = options.prefix_hit or 0.0
     if trace is not None:

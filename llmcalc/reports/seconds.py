@@ -8,6 +8,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
+from ..timing.price import QUANTIZED
 from ..timing.spread import Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, too_long_notes, warnings_of_notes
@@ -183,14 +184,24 @@ def _run_text(timed_run: TimedRun) -> str:
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
         "decode": f"decoding of {sequences} after {timed_run.context:,} tokens",
     }[timed_run.phase]
-    formats = "" if timed_run.formats.dtype == "bf16" else f", {timed_run.formats.dtype} products"
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return f"{tokens} on {timed_run.devices} {timed_run.hardware.title}{layout}{formats}"
+    return f"{tokens} on {timed_run.devices} {timed_run.hardware.title}{layout}{_formats_text(timed_run)}"
+
+
+def _formats_text(timed_run: TimedRun) -> str:
+    """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
+    dtype = timed_run.formats.dtype
+    if dtype == "bf16":
+        return ""
+    units = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
+    if units == dtype:
+        return f", {dtype} products"
+    return f", {dtype} weights, multiplied in {'16 bits' if units == 'bf16' else units}"
 
 
 def _part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    unit = unit_of(timed_run.seconds)
+    run_unit = unit_of(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
     ]
@@ -200,6 +211,7 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
         cells: list[Any] = [None, None, None]
         if time_part is not None:
             name, seconds = time_part
+            unit = run_unit if seconds >= FACTORS[run_unit] / 10 else unit_of(seconds)
             cells = [PART_NAMES[name], DisplayedValue(seconds, duration(seconds, unit, 3)), seconds / timed_run.seconds]
         cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
         rows.append(Row(cells))

@@ -18,7 +18,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
-from .decoding import decoded_token
+from .decoding import LLAMA_CPP_STACK, decoded_token, usual_stack
 from .run_time import TimedRun
 
 MOST_BATCH = 2**20
@@ -231,7 +231,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    cheap_changes, costly_changes = _possible_changes(memory)
+    cheap_changes, costly_changes = _possible_changes(memory, current_fit.hardware)
     costly_changes = [*costly_changes, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if is_deep(memory) else None
@@ -329,13 +329,13 @@ def as_options(changes: Mapping[str, Any]) -> str:
     )
 
 
-def changes_beside_devices(memory: Memory, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
+def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators: those that keep the results, together,
     and, unless a change suffices on one accelerator, each of the others.
     """
     if is_deep(memory):
         return []
-    cheap_changes, costly_changes = _possible_changes(memory)
+    cheap_changes, costly_changes = _possible_changes(memory, hardware)
     return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
 
 
@@ -343,10 +343,10 @@ def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for settings in changes for name, value in settings.items()}
 
 
-def _possible_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _possible_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns (changes that keep the results, changes of number formats, optimizer and trained tensors)."""
     training = memory.settings.phase == "training"
-    return (_training_changes if training else _inference_changes)(memory)
+    return _training_changes(memory) if training else _inference_changes(memory, hardware)
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -377,9 +377,10 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     return cheap_changes, costly_changes
 
 
-def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, narrower formats of cache and weights)."""
+def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns (changes that keep the results, narrower formats of cache and weights that the usual stack has)."""
     settings, memory_use = memory.settings, memory.states
+    only_llama_cpp = usual_stack(hardware) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
     if memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
@@ -387,9 +388,10 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32"):
-        costly_changes.append({"kv_dtype": "fp8"})
+        costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
     if memory_use.quantized is None and settings.dtype is None:
-        costly_changes += [{"quantize": scheme} for scheme in ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")]
+        schemes = ("q8_0", "q4_k_m") if only_llama_cpp else ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")
+        costly_changes += [{"quantize": scheme} for scheme in schemes]
     return cheap_changes, costly_changes
 
 

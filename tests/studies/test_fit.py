@@ -13,7 +13,7 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import FEW_CHANGES, fit, largest_fitting_number, largest_run
+from llmcalc.studies.fit import FEW_CHANGES, changes_beside_devices, fit, largest_fitting_number, largest_run
 from tests.contracts.test_parts import decoder
 from tests.samples import in_one_test
 
@@ -104,6 +104,18 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
     assert len(replays) == 1 + FEW_CHANGES
     assert len(fitting.changes) == FEW_CHANGES
+
+
+@pytest.mark.parametrize(
+    ("hardware", "cache_format", "schemes"),
+    [("m4-max", "q8_0", ["q8_0", "q4_k_m"]), ("h100", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"])],
+)
+def test_advised_formats_are_those_of_the_engine_that_runs_there(
+    hardware: str, cache_format: str, schemes: list[str]
+) -> None:
+    run = memory(load(SMALL).model, Settings(phase="inference", seq=256))
+    formats = [{"kv_dtype": cache_format}, *({"quantize": scheme} for scheme in schemes)]
+    assert changes_beside_devices(run, find_hardware(hardware), ())[-len(formats) :] == formats
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:

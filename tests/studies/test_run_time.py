@@ -78,6 +78,8 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
     ("hardware", "scheme", "engine"),
     [
         ("m3-max", "none", "llama.cpp"),
+        ("tesla-p40", "none", "llama.cpp"),
+        ("v100-32gb", "none", "vllm"),
         ("h100", "none", "vllm"),
         ("h100", "fp8", "vllm"),
         ("h100", "q4_k_m", "llama.cpp"),
@@ -90,6 +92,28 @@ def test_without_an_engine_it_is_the_one_that_people_run_there(
     usual = answer(run, *words)
     assert usual["seconds"] == answer(run, *words, "--engine", engine)["seconds"]
     assert usual["class"]["stack"] == {"llama.cpp": "llamacpp"}.get(engine, engine)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "scheme", "formats"),
+    [
+        ("h100", "fp8", "fp8 products"),
+        ("a100", "fp8", "fp8 weights, multiplied in 16 bits"),
+        ("h100", "awq-int4-g128", "quantized weights, multiplied in 16 bits"),
+        ("rtx3060", "q4_k_m", "quantized weights, multiplied in int8"),
+    ],
+)
+def test_a_screen_names_the_format_in_which_the_device_multiplies(
+    run: Any, hardware: str, scheme: str, formats: str
+) -> None:
+    words = ("time", SMALL, "--phase", "decode", "--hardware", hardware, "--quantize", scheme)
+    assert f", {formats}" in " ".join(run(*words).out.split())
+
+
+def test_a_small_part_of_a_long_time_has_a_unit_of_its_size(run: Any) -> None:
+    shown = run("time", SMALL, "--phase", "prefill", "--seq", "1M", "--hardware", "h100").out
+    host_row = next(line for line in shown.splitlines() if line.strip().startswith("host"))
+    assert "1.80 ms" in host_row
 
 
 def test_a_class_says_how_it_was_tested(run: Any) -> None:

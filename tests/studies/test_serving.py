@@ -192,7 +192,10 @@ def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
 
 def test_accelerators_that_no_engine_runs_on(run: Any) -> None:
     words = ("serve", "gpt2", "--input", "8", "--output", "8", "--hardware")
-    assert "vLLM does not run on it" in run(*words, "m4-max").error
+    for hardware in ("m4-max", "tesla-p40"):
+        refusal = run(*words, hardware).error
+        assert "servers of vLLM on it are not modelled" in refusal
+        assert "NVIDIA (compute capability 7.0 or higher) or AMD, or llmcalc time with --users N" in refusal
     assert "no memory bandwidth" in run(*words, "24GiB").error
 
 

@@ -119,6 +119,7 @@ class Engine:
     serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
+    least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
@@ -144,6 +145,7 @@ class Engine:
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    least_capability: float = 0.0
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
@@ -156,9 +158,17 @@ class Engine:
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on accelerators of this vendor, or of an unknown vendor."""
+        """Whether the engine runs on this accelerator: of one of its vendors and no older, or not known to be."""
+        if float(hardware.compute_capability or self.least_capability) < self.least_capability:
+            return False
         vendors = [vendor.upper() for vendor in self.vendors]
         return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
+
+    @property
+    def supported_accelerators(self) -> str:
+        """The accelerators on which the engine runs, as messages name them: `a GPU of NVIDIA or AMD`."""
+        capability = f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
+        return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{capability}")
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""

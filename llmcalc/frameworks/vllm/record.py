@@ -29,6 +29,7 @@ ENGINE = Engine(
         "cuda_graphs": "--enforce-eager",
         "kv_cache": "--kv-cache-dtype",
     },
+    least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
     layout_flags=FromFile(__package__, "changes:layout_flags"),
