@@ -45,6 +45,7 @@ class Setting:
     default: the default in words, with the phases, frameworks and versions that it differs by; empty for none.
     phases: the phases in which it means something.
     needs: the setting without which it means nothing; empty for none.
+    instead: what says the same in the phases in which it means nothing; empty for nothing.
     check: what a value has to be, beside its type.
     example: a value of a setting that takes text.
     spellings: other names of the option, with their dashes.
@@ -63,6 +64,7 @@ class Setting:
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
+    instead: str = ""
     check: Check | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
@@ -217,9 +219,9 @@ def check_phase(settings: Any, phase: str) -> None:
             )
             training_word = training_option(settings) if phase == "training" else ""
             reason = f", and {training_word} is for training only" if training_word else ""
-            raise InputError(
-                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
-            )
+            without_training = f" without {training_word}" if training_word else ""
+            expected = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
+            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected}")
         needed_setting = declaration.setting.needs
         if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(
