@@ -162,8 +162,8 @@ def check_optimizer(training_config: Training, is_flat: bool) -> None:
     if not runs_on_shards(optimizer(training_config.optimizer)):
         names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
         raise InputError(
-            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}, or whole replicas "
-            "with --framework torch"
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}, or whole "
+            "replicas with --framework torch"
         )
 
 
