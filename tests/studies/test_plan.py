@@ -505,7 +505,8 @@ def test_a_plan_with_an_optimizer_that_no_shards_have_is_of_whole_replicas(run: 
     words = ("plan", SMALL, "--hardware", "h100", "--devices", "2", "--seq", "64", "--optimizer", "adafactor")
     document = asked(run, *words, "--rows", "1")
     assert document["framework"] == "torch"
-    assert "dp2" in run(*words)[1]
+    assert [row for row in run(*words)[1].split() if row.startswith(("dp", "tp", "pp"))] == ["dp2"]
+    assert "or whole replicas with --framework torch" in run(*words[:3], "1GiB", *words[4:])[2]
     code, _, err = run(*words, "--framework", "fsdp2")
     assert code == 2
     assert "--optimizer adafactor: on shards it is not modelled" in err
