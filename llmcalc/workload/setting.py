@@ -45,7 +45,6 @@ class Setting:
     default: the default in words, with the phases, frameworks and versions that it differs by; empty for none.
     phases: the phases in which it means something.
     needs: the setting without which it means nothing; empty for none.
-    instead: what says the same in the phases in which it means nothing; empty for nothing.
     check: what a value has to be, beside its type.
     example: a value of a setting that takes text.
     spellings: other names of the option, with their dashes.
@@ -57,6 +56,7 @@ class Setting:
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
     parse: what reads a value, and checks it, in place of the check of its type.
+    instead: what says the same in the phases in which it means nothing; empty for nothing.
     """
 
     help: str
@@ -64,7 +64,6 @@ class Setting:
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
-    instead: str = ""
     check: Check | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
@@ -76,6 +75,7 @@ class Setting:
     complete: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
     parse: Check | None = None
+    instead: str = ""
 
 
 @frozen(slots=True)
