@@ -122,7 +122,10 @@ def training_run(
     if settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if settings.optimizer_offload:
-        raise InputError("--optimizer-offload: torch's optimizers run where the weights are; expected none")
+        raise InputError(
+            "--optimizer-offload: without Megatron-Core the optimizer runs where the weights are; expected "
+            "--framework megatron --zero 1 with --devices, or a DeepSpeed config with offload_optimizer in --launch"
+        )
     if settings.fake_quantize is not None and settings.compile:
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)

@@ -25,8 +25,8 @@ NAMES = (
 WITHOUT_A_NAME = "torch"
 """The framework of a layout that names none and whose options ask for none."""
 
-FOR_PLANS = "megatron", "fsdp2"
-"""The frameworks of a plan that names none: the first one that trains the model."""
+FOR_PLANS = "megatron", "fsdp2", "torch"
+"""The frameworks of a plan that names none: the first one that trains the model with its optimizer."""
 
 
 @cache

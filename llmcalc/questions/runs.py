@@ -483,10 +483,10 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
     """Returns a plan's run on one device, and its layout options with the training framework.
 
-    That is the framework that is named or implied, else the first of the usual ones that has the model.
-    Raises `InputError` for a model that none of them has.
+    That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
+    Raises `InputError` for a run that none of them has, and for one that only whole replicas have, without room.
     """
-    from ..frameworks.registry import frameworks_for_plans
+    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
 
     layout, refusal = question.layout, None
     for record in frameworks_for_plans(layout):
@@ -494,8 +494,12 @@ def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
         try:
             record.check(memory_on_one, layout.framework_version or "")
         except InputError as error:
-            refusal = refusal or error
+            refusal = error
             continue
+        if refusal is not None and record.name == WITHOUT_A_NAME:  # eager PyTorch is run as whole replicas
+            if question.hardware is not None and memory_on_one.states.total_bytes > question.hardware.capacity_bytes:
+                continue
+            layout = replace(layout, tp=layout.tp or 1, cp=layout.cp or 1, pp=layout.pp or 1, ep=layout.ep or 1)
         return memory_on_one, replace(layout, framework=record.name)
     assert refusal is not None
     raise refusal

@@ -198,7 +198,11 @@ def _undivided_notes(cluster: Cluster, fits: Sequence[Fit], launch: Launch | Non
     is_divided = layout.dp < layout.world or layout.zero or launch is not None or not cluster.trains
     if is_divided or any(fit.verdict != "no" for fit in fits):
         return []
-    return [f"each device holds the whole model: --fsdp {layout.world} shards it, llmcalc plan lists layouts that fit"]
+    if layout.world == 1:
+        return ["the device holds the whole model: llmcalc fit lists changes that make it fit"]
+    shards_states_alone = cluster.framework.layouts.zero == 1
+    shards = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
+    return [f"each device holds the whole model: {shards}, llmcalc plan lists layouts that fit"]
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:

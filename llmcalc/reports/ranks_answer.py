@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.cuda_runtime import UNIFIED, Runtime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, largest_need
+from ..frameworks.registry import WITHOUT_A_NAME
 from ..frozen import frozen
 from ..sources.hardware import load_hardware
 from .memory_answer import ASSUMED, MemoryAnswer
@@ -60,7 +61,17 @@ class RanksUse(MemoryAnswer, Cluster):
     @cached_property
     def fits(self) -> list[Fit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
-        return [self._fit_over_phases(fit) for fit in super().fits if self._engine_runs_on(fit.hardware)]
+        return [self._fit_over_phases(fit) for fit in super().fits if self._runs_on(fit.hardware)]
+
+    def _runs_on(self, hardware: Hardware) -> bool:
+        """Whether the framework and the rollouts' engine run on an accelerator; true for one that the question names.
+
+        Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
+        """
+        needs_nccl = self.trains and (self.layout.world > 1 or self.framework.name != WITHOUT_A_NAME)
+        if needs_nccl and hardware.vendor in UNIFIED and not self.accelerators:
+            return False
+        return self._engine_runs_on(hardware)
 
     def _engine_runs_on(self, hardware: Hardware) -> bool:
         """Whether the rollouts' engine runs on an accelerator; true for any other run."""

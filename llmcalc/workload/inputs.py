@@ -37,10 +37,14 @@ def check_seconds(option_name: str, value: float) -> float:
     return value
 
 
+TOKENS_INSTEAD = "the tokens of images and audio in --seq, as llmcalc flops prints them"
+"""What a training run states in the place of images and audio."""
+
 IMAGE = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
+    instead=TOKENS_INSTEAD,
     check=check_image_size,
     example="1024x768",
     metavar="WxH",
@@ -51,6 +55,7 @@ AUDIO = Setting(
     "Seconds of audio of a sequence. Its tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
+    instead=TOKENS_INSTEAD,
     check=check_seconds,
     metavar="SECONDS",
     common=True,

@@ -56,6 +56,7 @@ class Setting:
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
     parse: what reads a value, and checks it, in place of the check of its type.
+    instead: what says the same in the phases in which it means nothing; empty for nothing.
     """
 
     help: str
@@ -74,6 +75,7 @@ class Setting:
     complete: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
     parse: Check | None = None
+    instead: str = ""
 
 
 @frozen(slots=True)
@@ -217,9 +219,9 @@ def check_phase(settings: Any, phase: str) -> None:
             )
             training_word = training_option(settings) if phase == "training" else ""
             reason = f", and {training_word} is for training only" if training_word else ""
-            raise InputError(
-                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
-            )
+            without_training = f" without {training_word}" if training_word else ""
+            expected = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
+            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected}")
         needed_setting = declaration.setting.needs
         if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(

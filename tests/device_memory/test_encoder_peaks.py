@@ -111,7 +111,7 @@ def test_encoders_are_counted_in_inference_of_a_whole_model() -> None:
         flops(MODEL, image="8x8", phase="training")
     with pytest.raises(InputError, match="--image: encoders are counted beside a whole model"):
         kv(MODEL, image="8x8", tp=2)
-    with pytest.raises(InputError, match="--image: it is not for the phase training"):
+    with pytest.raises(InputError, match="--image: it is not for the phase training; expected the tokens of images"):
         memory(MODEL, image="8x8", phase="training")
 
 

@@ -193,6 +193,11 @@ def test_it_fits_to_the_last_byte() -> None:
             Settings("training", kv_dtype="fp8"),
             "--kv-dtype: it is not for the phase training; expected --phase inference",
         ),
+        (
+            Settings("training", kv_dtype="fp8", lora_rank=4),
+            "--kv-dtype: it is not for the phase training, and --lora-rank is for training only; "
+            "expected --phase inference or decode or prefill without --lora-rank",
+        ),
         (Settings(optimizer="sgd"), "--optimizer: it is not for the phase inference"),
         (Settings(grad_dtype="fp32"), "--grad-dtype: it is not for the phase inference"),
         (Settings(master_weights="none"), "--master-weights: it is not for the phase inference"),

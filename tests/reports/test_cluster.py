@@ -173,6 +173,13 @@ def test_a_chosen_layout_says_whether_it_fits(run: Any, model: str, words: str) 
 
 def test_replicas_of_a_whole_model_that_do_not_fit_say_what_divides_it(run: Any) -> None:
     words = ("memory", SMALL, "--phase", "training", "--seq", "64", "--hardware", "2GiB", "--devices", "4")
-    note = "each device holds the whole model: --fsdp 4 shards it, llmcalc plan lists layouts that fit"
-    assert note in " ".join(run(*words)[1].split())
+    note = "each device holds the whole model: {}, llmcalc plan lists layouts that fit"
+    assert note.format("--fsdp 4 shards it") in " ".join(run(*words)[1].split())
+    in_megatron = " ".join(run(*words, "--framework", "megatron")[1].split())
+    assert note.format("--zero 1 shards its optimizer") in in_megatron  # Megatron-Core refuses --fsdp
+    assert "m4-max" not in run(*words[:6], "--devices", "4", "--notes")[1]  # ranks that train exchange by NCCL
+    assert "m4-max" in run(*words[:6], "--notes")[1]
+    alone = " ".join(run(*words[:-1], "1", "--framework", "megatron")[1].split())
+    assert "the device holds the whole model: llmcalc fit lists changes" in alone
+    assert "--fsdp" not in alone
     assert "whole model" not in run(*words, "--fsdp", "4", "--notes")[1]

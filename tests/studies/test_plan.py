@@ -499,3 +499,21 @@ def test_a_plan_of_a_model_that_megatron_does_not_have_is_of_fsdp2(run: Any) -> 
     code, _, err = run(*windows, "--framework", "megatron")
     assert code == 2
     assert "sliding windows are not modelled with --framework megatron" in err
+
+
+def test_a_plan_with_an_optimizer_that_no_shards_have_is_of_whole_replicas(run: Any) -> None:
+    words = ("plan", SMALL, "--hardware", "h100", "--devices", "2", "--seq", "64", "--optimizer", "adafactor")
+    document = asked(run, *words, "--rows", "1")
+    assert document["framework"] == "torch"
+    assert [row for row in run(*words)[1].split() if row.startswith(("dp", "tp", "pp"))] == ["dp2"]
+    assert "or whole replicas with --framework torch" in run(*words[:3], "1GiB", *words[4:])[2]
+    code, _, err = run(*words, "--framework", "fsdp2")
+    assert code == 2
+    assert "--optimizer adafactor: on shards it is not modelled" in err
+    assert "or whole replicas with --framework torch" in err
+
+
+def test_an_optimizer_on_the_host_names_the_frameworks_that_have_one(run: Any) -> None:
+    code, _, err = run("memory", SMALL, "--devices", "2", "--optimizer-offload", "--seq", "64")
+    assert code == 2
+    assert "expected --framework megatron --zero 1 with --devices, or a DeepSpeed config" in err

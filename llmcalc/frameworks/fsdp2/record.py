@@ -13,6 +13,7 @@ FRAMEWORK = Framework(
     tensor_bytes=FromFile(__package__, "rank_memory:tensor_bytes"),
     estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.08),
+    check=FromFile(__package__, "training:check"),
     evidence=FromFile(__package__, "evidence:evidence_for"),
     gradient_rules=FromFile(__package__, "messages:gradient_rules"),
     layouts=LayoutRules(

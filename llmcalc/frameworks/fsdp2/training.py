@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 
+from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
 from ...device_memory.optimizers.registry import optimizer, optimizers
 from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
@@ -145,6 +146,12 @@ def torchtitan_training(
     )
 
 
+def check(memory_estimate: Memory, version: str) -> None:
+    """Raises `InputError` for a run whose optimizer does not update shards."""
+    name = memory_estimate.settings.optimizer
+    check_optimizer(Training() if name is None else Training(optimizer=name), is_flat=False)
+
+
 def check_optimizer(training_config: Training, is_flat: bool) -> None:
     """Raises `InputError` for an optimizer that does not update shards. is_flat: whether they are flat parameters."""
 
@@ -154,7 +161,10 @@ def check_optimizer(training_config: Training, is_flat: bool) -> None:
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
         names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
-        raise InputError(f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}")
+        raise InputError(
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}, or whole "
+            "replicas with --framework torch"
+        )
 
 
 def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp = TITAN) -> Sharding:
