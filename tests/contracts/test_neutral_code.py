@@ -21,6 +21,7 @@ PACKAGE = Path(llmcalc.__file__).parent
 FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), "torchtitan", "fsdp2")), re.IGNORECASE)
 
 OTHERWISE = {
+    "device_memory/simulated_run.py": "a refusal that says which frameworks have an option",
     "frameworks/registry.py": "the list of the frameworks",
     "frameworks/logs/registry.py": "the list of the readers of logs",
     "frameworks/launch/kinds.py": "the list of the programs",

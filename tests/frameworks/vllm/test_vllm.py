@@ -169,7 +169,7 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
-        ({"hardware": "m4-max"}, "NVIDIA or AMD"),
+        ({"hardware": "m4-max"}, r"NVIDIA \(compute capability 7.0 or higher\) or AMD"),
         ({"target": "t5-base"}, "encoder"),
     ],
 )
