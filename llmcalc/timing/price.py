@@ -304,7 +304,7 @@ class TimeEstimator:
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
         """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
-        if kernel.kind == "experts" or dtype == QUANTIZED or not self.stack.pads_rows or is_zero(kernel.m):
+        if kernel.kind == "experts" or dtype in (QUANTIZED, "fp32") or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
         return maximum(1.0, self.device.generation.tile_rows / kernel.m)
 

@@ -116,6 +116,12 @@ def test_a_small_part_of_a_long_time_has_a_unit_of_its_size(run: Any) -> None:
     assert "1.80 ms" in host_row
 
 
+def test_products_in_float32_compute_no_tiles_of_rows(run: Any) -> None:
+    """Tiles are of matrix units, which float32 does not use: the products of a token wait for their weights."""
+    document = answer(run, "time", SMALL, "--phase", "decode", "--dtype", "fp32", *H100, "--by-node", "3")
+    assert {node["bound"] for node in document["nodes"] if node["kind"] == "product"} == {"memory"}
+
+
 def test_a_class_says_how_it_was_tested(run: Any) -> None:
     known = answer(run, "time", "llama3-8b", *H100, "--phase", "training", "--devices", "8", "--tp", "2")["class"]
     assert known["device"] == "profiled"
