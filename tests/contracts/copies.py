@@ -50,8 +50,11 @@ from llmcalc.cli.main import main
 outputs = []
 for arguments in json.loads(sys.argv[1]):
     sys.argv[1:] = arguments
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main()
+    except SystemExit as ended:
+        assert not ended.code, arguments
     outputs.append(out.getvalue())
 print(json.dumps(outputs))
 """
