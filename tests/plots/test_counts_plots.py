@@ -201,13 +201,19 @@ def test_names_with_a_line_stand_in_a_crowd() -> None:
         assert not [point for point in points if box.contains(*ax.transData.transform(point))]
 
 
-def test_no_name_touches_a_large_point() -> None:
-    """A name stood on the point beside it, and on the edge of its own, in the picture of a roofline."""
+def unit_square() -> tuple[Any, Any]:
+    """A drawn figure whose two axes reach from 0 to 1."""
     figure = new_figure(6, 4)
     ax = figure.subplots()
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1)
     figure.draw_without_rendering()
+    return figure, ax
+
+
+def test_no_name_touches_a_large_point() -> None:
+    """A name stood on the point beside it, and on the edge of its own, in the picture of a roofline."""
+    figure, ax = unit_square()
     points, radii = [(0.3, 0.5), (0.5, 0.5)], [4.0, 20.0]
     texts = place_names(ax, points, ["a kernel with a long name", "core"], radius=radii)
     assert len(texts) == 2
@@ -220,11 +226,7 @@ def test_no_name_touches_a_large_point() -> None:
 
 def test_no_line_to_a_point_crosses_a_name() -> None:
     """A line led through the name of the point beside it, and into its own, in the picture of a roofline."""
-    figure = new_figure(6, 4)
-    ax = figure.subplots()
-    ax.set_xlim(0, 1)
-    ax.set_ylim(0, 1)
-    figure.draw_without_rendering()
+    figure, ax = unit_square()
     points = [(0.3 + i / 20, 0.5) for i in range(6)]
     texts = place_names(ax, points, [f"the kernel number {i}" for i in range(6)], (), (*PLACES, *FAR_PLACES))
     lines = [text for text in ax.texts if text not in texts]

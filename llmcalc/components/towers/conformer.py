@@ -280,8 +280,8 @@ def _reference_class() -> type[nn.Module]:
             keys = chunk + self.left - 1 + self.right
             padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
             q = padded_queries.unflatten(2, (-1, chunk))
-            around = (0, 0, self.left - 1, self.right + chunk - 1)
-            k, v = (nn.functional.pad(x, around).unfold(2, keys, chunk) for x in (k, v))
+            padding = (0, 0, self.left - 1, self.right + chunk - 1)
+            k, v = (nn.functional.pad(x, padding).unfold(2, keys, chunk) for x in (k, v))
             scores = q @ k
             query_indices, key_indices = torch.arange(chunk, device=q.device), torch.arange(keys, device=q.device)
             offsets = key_indices - query_indices[:, None]

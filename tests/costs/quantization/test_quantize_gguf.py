@@ -150,9 +150,9 @@ def mix(name: str) -> GGUFMix:
 
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and embeddings there."""
-    found = list(weight_sites_of(spec.tree()))
-    model = _ModelRules(mix(name), spec, found)
-    return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
+    sites = list(weight_sites_of(spec.tree()))
+    model = _ModelRules(mix(name), spec, sites)
+    return {site.path: model.types(site) for site in sites if len(site.tensor.shape) > 1}
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:

@@ -102,8 +102,8 @@ def test_the_command_reads_the_names_of_the_config(run: Any, tmp_path: Path) -> 
     quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ignored}
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**CONFIG, "text_config": text, "quantization_config": quantization}))
-    found = run("memory", str(file), "--format", "json").document["memory"]["weights_by_part"]
-    assert found["weights"] == 2 * 4 * 3 * 64 * 32
+    weights_by_part = run("memory", str(file), "--format", "json").document["memory"]["weights_by_part"]
+    assert weights_by_part["weights"] == 2 * 4 * 3 * 64 * 32
     assert load(str(file)).checkpoint is not None
 
 
@@ -411,5 +411,5 @@ def test_a_name_comes_before_a_pattern_and_both_before_all_linear_layers(order: 
 
     groups = (group("Linear", 4), group("re:.*down_proj$", 8), group("model.layers.1.mlp.down_proj", 2))
     table = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
-    found = of_llama(**table, config_groups={f"group_{i}": groups[i] for i in order})
-    assert found.weights == (ALL - 2 * F) // 2 + F + F // 4
+    size = of_llama(**table, config_groups={f"group_{i}": groups[i] for i in order})
+    assert size.weights == (ALL - 2 * F) // 2 + F + F // 4

@@ -396,13 +396,13 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
 
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
-    one = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
-    on_host = rank_memory(one.spec, settings_of(one, Layout(dp=2, zero=1)), 0).host
-    parameters = one.states.count.total / 2
+    one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
+    on_host = rank_memory(one_device.spec, settings_of(one_device, Layout(dp=2, zero=1)), 0).host
+    parameters = one_device.states.count.total / 2
     assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
     assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])
     with pytest.raises(InputError, match="--optimizer-offload: of Megatron's distributed optimizer alone"):
-        settings_of(one, Layout(dp=2))
+        settings_of(one_device, Layout(dp=2))
 
 
 def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:

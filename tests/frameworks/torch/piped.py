@@ -107,8 +107,8 @@ def by_torch(
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     with without_shared_fields(), mesh_of(layout, rank) as mesh:
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-        own = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
-        parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
+        own_stages = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
+        parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own_stages]
         updates = [
             next(
                 iter(
@@ -117,12 +117,12 @@ def by_torch(
             )
             for part in parts
         ]
-        schedule = _schedule(spec, training, layout, mesh, own, parts)
+        schedule = _schedule(spec, training, layout, mesh, own_stages, parts)
         watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
         divided = loss_parallel() if layout.tp > 1 else nullcontext()
         with warnings.catch_warnings(), watch, sending(), divided:
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-            return _steps(spec, training, schedule_settings, schedule, own, parts, updates, watch)
+            return _steps(spec, training, schedule_settings, schedule, own_stages, parts, updates, watch)
 
 
 def _steps(

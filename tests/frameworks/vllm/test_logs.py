@@ -387,8 +387,8 @@ def test_an_encoder_that_reads_videos_as_images_of_fewer_tokens(
     without = record.memory_on(llmcalc.load("gemma4-26b-a4b"), find_hardware("h100-sxm"), numbers, none)
     embeddings = 6 * 32 * 70 if videos else 16_384 // 268 * 266
     patches = 6 * 32 * 70 * 9 if videos else 16_384 // 268 * 280 * 9
-    held = (embeddings * 2816 + patches * 16 * 16 * 3) * 2
-    assert memory.bytes_of("profile_run") - without.bytes_of("profile_run") == held
+    buffer_bytes = (embeddings * 2816 + patches * 16 * 16 * 3) * 2
+    assert memory.bytes_of("profile_run") - without.bytes_of("profile_run") == buffer_bytes
 
 
 @pytest.mark.parametrize(("chunk_bytes", "images"), [(None, 6 * 32), (0, 1), (10 * 630 * 10_240 * 32, 10)])
