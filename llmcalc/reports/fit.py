@@ -12,7 +12,7 @@ from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, is_deep
 from ..studies.fit_devices import DeviceFitting
-from ..studies.fit_options import MOST_DEVICES, HardwareOption
+from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
@@ -75,7 +75,8 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     notes = [
         *warnings,
         "by total memory; needed and share: of the accelerator that needs most",
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each; --hardware says what else would make it fit",
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
+        "make it fit",
         *verdict_notes([option.fit for option in options]),
     ]
     document = {

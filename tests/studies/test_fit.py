@@ -118,6 +118,18 @@ def test_advised_formats_are_those_of_the_engine_that_runs_there(
     assert changes_beside_devices(run, find_hardware(hardware), ())[-len(formats) :] == formats
 
 
+@pytest.mark.parametrize(
+    ("scheme", "narrower"), [("fp8", ["q4_k_m", "awq-int4-g128"]), ("awq-int4-g128", []), ("nf4", [])]
+)
+def test_quantized_weights_are_advised_in_formats_that_are_much_narrower(scheme: str, narrower: list[str]) -> None:
+    run = memory(
+        load("qwen3-0.6b?num_hidden_layers=2&vocab_size=256").model,
+        Settings(phase="inference", seq=256, quantize=scheme),
+    )
+    changes = changes_beside_devices(run, find_hardware("h100"), ())
+    assert [change["quantize"] for change in changes if "quantize" in change] == narrower
+
+
 def asked(run: Any, *words: str, code: int = 0) -> Any:
     return run("fit", *words, "--format", "json").document_with(code)
 
