@@ -17,7 +17,7 @@ from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import plural, several, too_long_notes, warnings_of_notes
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
 from .summary import model_data
@@ -55,7 +55,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     first_option = options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
-        f"{VERDICTS[first_option.fit.verdict]} on {plural(first_option.devices, first_option.fit.hardware.title)}"
+        f"{VERDICTS[first_option.fit.verdict]} on {several(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
@@ -193,7 +193,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {plural(layout_plan.devices, fit.hardware.title)}",
+        f"{VERDICTS[fit.verdict]} on {several(layout_plan.devices, fit.hardware.title)}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
         rows,
@@ -262,7 +262,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         ],
     }
     screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {plural(devices, fit.hardware.title)}",
+        f"{VERDICTS[fit.verdict]} on {several(devices, fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         rows,
         notes,
