@@ -103,6 +103,13 @@ CONFIG_FIELDS = {
 """Fields of the printed configuration of the engine → names of flags."""
 
 
+COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
+"""Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
+
+FIRST_START = "the log is of a first start, which compiled the model"
+"""The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
+
+
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
@@ -139,6 +146,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
         flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
         oom_flag="--max-num-seqs",
+        note=FIRST_START if log_text.lines_with(*COMPILATION_LINES) else "",
     )
 
 
