@@ -675,7 +675,8 @@ def _server_notes(server: Server) -> list[str]:
         )
     if server.rules.generation == "v1" and server.graphs.number and stage_peak < COMPILATION_PEAK:
         notes.append(
-            "a restart is counted; a first start, which compiles, has 0.5 to 1.2 GiB less cache (vLLM issues 54122, 54383)"
+            "a restart is counted; a first start, which compiles, has 0.5 to 1.2 GiB less cache (vLLM issues 54122, "
+            "54383)"
         )
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
