@@ -73,7 +73,7 @@ class _LoggedRun:
         if preset is None and (known := known_checkpoint(self.reading.model)) is not None:
             preset, self.scheme_in_name = known
             self.notes.append(
-                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {self.scheme_in_name}, which "
+                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {self.scheme_in_name or 'its format'}, which "
                 "a TARGET or --quantize replaces"
             )
         needs_model = self.reading.program in FOLDERS or any(
