@@ -73,8 +73,8 @@ class _LoggedRun:
         if preset is None and (known := known_checkpoint(self.reading.model)) is not None:
             preset, self.scheme_in_name = known
             self.notes.append(
-                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {self.scheme_in_name or 'its format'}, which "
-                "a TARGET or --quantize replaces"
+                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in "
+                f"{self.scheme_in_name or 'its published format'}, which a TARGET or --quantize replaces"
             )
         needs_model = self.reading.program in FOLDERS or any(
             term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms

@@ -132,8 +132,8 @@ takes Q4_K_M.
 def known_checkpoint(name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
-    `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is empty
-    for weights as they are published.
+    `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is
+    empty for weights as they are published.
     """
     last_segment = name.strip().rstrip("/").rpartition("/")[2]
     for pattern, scheme in SCHEMES_IN_NAMES:

@@ -441,6 +441,23 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
     assert both.blocks == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
 
 
+MEDUSA = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1} | {
+    "hidden_size": 4096, "vocab_size": 32_000, "max_paths": 64, "topk": 10
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_heads_of_medusa_are_divided_and_their_blocks_are_whole(tp: int) -> None:
+    """models/medusa.py: a residual block is a plain linear layer, a head is `ParallelLMHead`; there is no cache."""
+    draft = {"method": "medusa", "model": llmcalc.load(MEDUSA), "num_speculative_tokens": 3}
+    alone = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp).result
+    drafted = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp, speculative_config=draft).result
+    elements = 5 * (4096 * 4096 + 32_000 * 4096 // tp)
+    assert drafted.bytes_of("weights") - alone.bytes_of("weights") == 2 * elements
+    with pytest.raises(InputError, match=r"method eagle: .* is a draft of Medusa; expected the method medusa"):
+        answer("llama2-7b", engine="vllm==0.28", speculative_config=draft | {"method": "eagle"})
+
+
 def test_tokens_found_in_the_prompt_take_nothing() -> None:
     found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
     assert found.kv_tokens == answer().result.kv_tokens
