@@ -70,6 +70,8 @@ ADVISED_FLAGS = {
     "No available memory for the cache blocks": "--gpu-memory-utilization",
     "To serve at least one request with the model": "--max-model-len",
     "is larger than the maximum number of tokens that can be stored in KV": "--max-model-len",
+    "exceeds available Mamba cache blocks": "--max-num-seqs",
+    "In Mamba cache align mode, block_size": "--max-num-batched-tokens",
 }
 """Parts of the messages with which vLLM refuses to start, of all versions → the flag that it advises to change."""
 
@@ -77,8 +79,6 @@ REFUSAL_MESSAGES = (
     *ADVISED_FLAGS,
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
-    "exceeds available Mamba cache blocks",
-    "In Mamba cache align mode, block_size",
 )
 """Parts of all messages with which vLLM refuses to start, of all versions."""
 

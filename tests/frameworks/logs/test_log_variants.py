@@ -245,3 +245,22 @@ def test_a_first_start_is_named_and_no_flag_is_advised(tmp_path: Path) -> None:
         assert explained.document["off"] == "kv_cache"
         assert (explained.document["flag"] is None) is compiles
         assert any("first start, which compiled" in note for note in explained.document["notes"]) is compiles
+
+
+@pytest.mark.parametrize(
+    ("message", "engine", "flag"),
+    [
+        ("ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (939).", "vllm", "--max-num-seqs"),
+        (
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88.",
+            "sglang",
+            "--mem-fraction-static",
+        ),
+    ],
+)
+def test_a_refusal_names_the_flag_of_its_message(message: str, engine: str, flag: str, tmp_path: Path) -> None:
+    """https://github.com/vllm-project/recipes/pull/831, https://github.com/SemiAnalysisAI/InferenceX/issues/2128."""
+    file = tmp_path / "engine.log"
+    file.write_text(message)
+    document = functions.explain_log(file).document
+    assert (document["engine"]["name"], document["off"], document["flag"]) == (engine, "kv_cache", flag)
