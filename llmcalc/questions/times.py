@@ -22,6 +22,7 @@ from .runs import RunQuestion
 if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
+    from ..parallel.layout_request import LayoutRequest
     from ..studies.plan import LayoutPlan, Order, Plan
     from ..studies.run_time import TimedRun, TimeSettings
 
@@ -142,24 +143,28 @@ def _fastest_fitting_layout(question: RunQuestion, options: TimeOptions) -> Layo
 def fastest_plan(question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import early_end_error, plan_of
-    from .runs import planned_run
+    from .runs import answers_of_planned_runs
 
-    assert question.hardware is not None
-    memory, layout = planned_run(question)
-    layout_plan = plan_of(
-        memory,
-        question.hardware,
-        layout,
-        global_batch,
-        1,
-        order_name="time",
-        nearest="never",
-        time_settings=lambda record: time_settings(question, record, options),
-    )
+    def plan_of_run(memory: Memory, layout: LayoutRequest) -> LayoutPlan:
+        assert question.hardware is not None
+        return plan_of(
+            memory,
+            question.hardware,
+            layout,
+            global_batch,
+            1,
+            order_name="time",
+            nearest="never",
+            time_settings=lambda record: time_settings(question, record, options),
+        )
+
+    for layout_plan in answers_of_planned_runs(question, plan_of_run):
+        if layout_plan.plan.feasible:
+            break
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise early_end_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
-        raise _no_layout_error(layout_plan.plan, question, layout.devices)
+        raise _no_layout_error(layout_plan.plan, question, question.layout.devices)
     return layout_plan
 
 

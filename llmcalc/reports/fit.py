@@ -18,6 +18,7 @@ from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
 from .notes import plural, several, too_long_notes, warnings_of_notes
+from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
 from .summary import model_data
@@ -175,6 +176,8 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
+    if fit.verdict == "no":
+        notes[:0] = advice_on_shards(layout_plan)
     if fit_answer.ended_early:
         notes.append("the search ended early: fewer devices and larger runs may fit too")
     document = {

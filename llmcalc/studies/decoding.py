@@ -27,7 +27,8 @@ def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
     stored = None if memory is None else memory.states.quantized
     has_gguf_weights = stored is not None and isinstance(stored.scheme, GGUFMix)
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_STACK).runs_on(hardware)
-    return LLAMA_CPP_STACK if has_gguf_weights or needs_llama_cpp else USUAL_STACK
+    is_usual = hardware.usual_engine == "llama.cpp"
+    return LLAMA_CPP_STACK if has_gguf_weights or needs_llama_cpp or is_usual else USUAL_STACK
 
 
 def decoded_token(

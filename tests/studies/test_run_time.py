@@ -80,6 +80,7 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
         ("m3-max", "none", "llama.cpp"),
         ("tesla-p40", "none", "llama.cpp"),
         ("v100-32gb", "none", "vllm"),
+        ("strix-halo", "none", "llama.cpp"),
         ("h100", "none", "vllm"),
         ("h100", "fp8", "vllm"),
         ("h100", "q4_k_m", "llama.cpp"),

@@ -398,7 +398,7 @@ def test_stages_count_embedding_and_head_as_layers() -> None:
 
 COMMANDS = [
     ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
-    ("swift rlhf --rlhf_type gkd --model a/b", "swift rlhf --rlhf_type: 'gkd': its teacher or critic is not modelled"),
+    ("swift rlhf --rlhf_type ppo --model a/b", "swift rlhf --rlhf_type: 'ppo': its critic is not modelled"),
     ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     (
