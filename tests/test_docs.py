@@ -239,7 +239,7 @@ def test_the_search_of_chinese_pages_answers_in_chinese(site: Path) -> None:
 def test_a_drawing_scrolls_by_itself(site: Path) -> None:
     """On a narrow screen drawings were made smaller until their letters could not be read."""
     texts = [file.read_text() for file in site.rglob("*.html")]
-    drawings = [drawing for text in texts for drawing in re.findall(r'.{40}<img [^>]*\.svg" />', text)]
+    drawings = [drawing for text in texts for drawing in re.findall(r'.*<img [^>]*\.svg" />', text)]
     assert len(drawings) > 20
     assert [drawing for drawing in drawings if '<div class="drawing" tabindex="0"><img' not in drawing] == []
 
