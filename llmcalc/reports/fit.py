@@ -134,7 +134,7 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        screen = screen._replace(more=[_decoding_table(fit_answer.decoding)])
+        screen = screen._replace(more=[_decoding_table(fit_answer)])
     remark = CHANGES_NOTE
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
@@ -144,13 +144,25 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(runs: Sequence[TimedRun]) -> Table:
+def _decoding_table(fit_answer: Fitting) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users."""
+    runs = fit_answer.decoding
     rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
+    notes += _halving_notes(fit_answer.memory, runs[0])
     return Table(
         f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
     )
+
+
+def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
+    """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
+    if memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or memory.states.quantized:
+        return []
+    return [
+        f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
+        "float32: --dtype bfloat16 halves them"
+    ]
 
 
 def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
@@ -171,9 +183,10 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    name = layout_plan.framework.title
+    name, tried = layout_plan.framework.title, layout_plan.plan.tried
+    place = "the only layout" if tried == 1 else f"the first of {tried:,} layouts in the order of plan"
     notes = [
-        f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
+        f"kernels and buffers of {name}; {place}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if fit.verdict == "no":
@@ -238,10 +251,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         )
         for replica in serving_answer.tried
     ]
-    stack = next((replica.decoding.stack.title for replica in serving_answer.tried if replica.decoding), "")
-    layout_notes = (
-        [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
-    )
+    timed_run = next((replica.decoding for replica in serving_answer.tried if replica.decoding), None)
+    layout_notes = [] if timed_run is None else _halving_notes(serving_answer.memory, timed_run)
+    if timed_run is not None:
+        stack = timed_run.stack.title
+        layout_notes.insert(
+            0, f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"
+        )
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
     if serving_answer.untried:
         layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")

@@ -256,6 +256,19 @@ def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
         assert entry["tokens_per_second"] == pytest.approx(16 * dp / timed["estimate"])
 
 
+def test_a_model_published_in_float32_is_timed_as_its_engine_runs_it(run: Any) -> None:
+    """Bytes are of the published format, times of the 16 bits in which vLLM runs it: `fit` says so, as `time` has it."""
+    load = ("santacoder", "--hardware", "h100", "--seq", "1k", "--phase", "decode")
+    for words in ((), ("--dtype", "float32")):
+        fitted = run("fit", *load, *words, "--format", "json").document["decoding"][0]["tpot"]
+        timed = run("time", *load, *words, "--format", "json").document["seconds"]
+        assert fitted == timed, words
+        shown = " ".join(run("fit", *load, *words, "--notes").out.split())
+        assert ("times are in 16 bits, in which vLLM loads weights published in float32" in shown) == (not words)
+    shown = " ".join(run("fit", *load, "--devices", "2", "--notes").out.split())
+    assert "times are in 16 bits" in shown
+
+
 def test_layouts_that_do_not_fit_have_no_time(run: Any) -> None:
     words = ("fit", "llama3-70b", "--hardware", "h100", "--devices", "4", "--phase", "decode", "--seq", "8k")
     layouts = run(*words, "--format", "json").document["layouts"]
