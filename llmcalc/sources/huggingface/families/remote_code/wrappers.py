@@ -188,7 +188,6 @@ FAMILIES = {
         f"{GITHUB}inclusionAI/Ming/blob/main/Ming-omni/modeling_bailingmm.py",
         "llm_config",
         ignored=frozenset({"mlp_depth", "llm_config.image_patch_token"}),
-        uncounted={"talker_config": "the decoder of speech is not counted"},
         uncounted_encoders={"vision_config": "qwen2_5_vit", "audio_config": "sanm"},
     ),
     "lfm2_audio": _wrapper(
