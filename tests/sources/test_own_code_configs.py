@@ -162,6 +162,7 @@ def test_a_wrapper_is_known_by_its_class_and_its_encoders_are_counted_or_named()
     ("kind", "field", "remark"),
     [
         ("bailing_moe", {"multi_gate": True}, "multi_gate: the two routers of each layer for tokens of images and"),
+        ("bailingmm", {"talker_config": {"layers": 2}}, "talker_config: the part that it describes is not counted"),
         ("chatglm", {"pre_seq_len": 128}, "pre_seq_len: the weights of a trained prefix of 128 tokens are not counted"),
     ],
 )
