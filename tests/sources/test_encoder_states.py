@@ -20,7 +20,7 @@ from tests.families import shapes_of
 
 UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
-        *("Keye", "KeyeVL1_5", "isaac", "kimi_vl", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
+        *("Keye", "KeyeVL1_5", "isaac", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         "openvla",  # two encoders read an image
         "lfm3_vl",  # no published processor was found

@@ -218,10 +218,28 @@ def kimi_function() -> Any:
     return function_of("kimi_k25/image_processing_kimi_k25.py", "navit_resize")["navit_resize"]
 
 
-def kimi(height: int, width: int) -> Measured:
-    _, (rows, columns) = kimi_function()(height, width, 14, 2, 16384, 512)
-    patches = rows // 14 * (columns // 14)
-    return 1, patches, patches // 4
+def kimi(max_patches: int, max_side: int) -> Callable[[int, int], Measured]:
+    def measure(height: int, width: int) -> Measured:
+        _, (rows, columns) = kimi_function()(height, width, 14, 2, max_patches, max_side)
+        patches = rows // 14 * (columns // 14)
+        return 1, patches, patches // 4
+
+    return measure
+
+
+def minicpm(height: int, width: int, merge: int = 4) -> Measured:
+    """The processor of version 4.6, whose sides are multiples of four patches."""
+    from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+
+    processor, patch_size = MiniCPMV4_6ImageProcessorPil(), 14 * merge / 4
+    grid = processor.get_sliced_grid((height, width), 9, 448)
+    sizes = processor.find_best_resize((height, width), 448, patch_size, "16x", allow_upscale=grid is None)
+    patches, slices = math.prod(sizes), math.prod(grid or [0])
+    if grid:
+        refined = processor.get_refine_size((height, width), grid, 448, patch_size, "16x", allow_upscale=True)
+        patches = max(patches, math.prod(refined) // slices)
+    tokens = 3 + (1 + slices) * (64 + 2) + (grid[0] - 1 if grid else 0)
+    return 1 + slices, int(patches) // 14**2, tokens
 
 
 @lru_cache(maxsize=1)
@@ -359,7 +377,18 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         14,
         video_llama,
     ),
-    "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi),
+    "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi(16384, 512)),
+    "kimi_vl": (
+        {"type": "padded", "merge": 2, "max_patches": 4096, "max_side": 511, "refuses_long": True},
+        14,
+        kimi(4096, 10**6),
+    ),
+    "minicpmv4_6": ({"type": "slices", "size": 448, "max_slices": 9, "tokens": 64, "merge": 4}, 14, minicpm),
+    "minicpmv2_6": (
+        {"type": "slices", "size": 448, "max_slices": 9, "tokens": 64},
+        14,
+        partial(minicpm, merge=1),
+    ),
     "cohere2_vision": (
         {"type": "tiles", "size": 512, "max_tiles": 12, "tokens": 256, "tile_marks": 1, "marks": 2}
         | {"least_scaling": True},
