@@ -27,7 +27,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "t5gemma2",  # its images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames
     },
-    "audio": {"moss_transcribe_diarize", "ultravox"},  # lengths in chunks of Whisper's encoder
+    "audio": {"moss_transcribe_diarize"},  # lengths in chunks of Whisper's encoder
 }
 """Option → wrappers whose processor's rule is not stated, with the reason."""
 

@@ -23,6 +23,7 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
+from llmcalc.components.inputs.base import Encoded
 from llmcalc.components.inputs.chunks import Chunks
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.components.inputs.recording import Recording
@@ -563,6 +564,18 @@ def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
     encoded = Clips(merge=4, padded=True, several=True).encode(seconds)
     assert (encoded.parts, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "parts", "frames", "tokens", "padded_frames"),
+    [(0.01, 1, 2, 1, 16), (4.73, 1, 473, 30, 480), (30, 1, 3000, 188, 3008), (75.2, 3, 3000, 2 * 188 + 95, 3 * 3008)],
+)
+def test_audio_of_ultravox_is_read_in_its_length(
+    seconds: float, parts: int, frames: int, tokens: int, padded_frames: int
+) -> None:
+    """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
+    encoded = Clips(merge=8, several=True, fits=True).encode(seconds)
+    assert encoded == Encoded(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:
