@@ -31,7 +31,7 @@ ENGINE = Engine(
     },
     least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
-    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
+    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
     layout_flags=FromFile(__package__, "changes:layout_flags"),
     draft_flags=FromFile(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
