@@ -515,7 +515,7 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
                 continue
             if any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried):
                 continue
-            whole_sizes = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
+            whole_sizes: dict[str, Any] = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
             run_layout = replace(layout, **whole_sizes, zero=WHOLE_WEIGHTS[record.name])
         is_planned = True
         yield memory_on_one, replace(run_layout, framework=record.name)
