@@ -318,10 +318,11 @@ def _changes_table(engine_use: EngineUse) -> Table:
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
     hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
+    some_start = any(change.starts for change in engine_use.changes)
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in engine_use.changes
-        if not hides_equal_rows or change.kv_tokens > memory.kv_tokens
+        if (not hides_equal_rows or change.kv_tokens > memory.kv_tokens) and (change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 

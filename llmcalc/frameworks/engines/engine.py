@@ -43,6 +43,10 @@ class Term(NamedTuple):
     device: str = ""
 
 
+MOST_DEVICES = 64
+"""Devices up to which a layout that starts is sought where no change of a flag suffices."""
+
+
 class Change(NamedTuple):
     """A changed flag with the resulting KV cache. flag: the flag and value as users type it."""
 
@@ -216,12 +220,40 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns changes of a single flag that may enlarge the KV cache, cheapest first, with the resulting memory."""
+        """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
+
+        A change is of a single flag; where none suffices, of the longest request that fits then too; where that does
+        not either, the layout of the fewest devices that starts is the last one.
+        """
         changes: list[Change] = []
+        tried_flags: list[Mapping[str, Any]] = []
         for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **values})
             except InputError:  # a layout that does not divide the model
                 continue
             changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
+            tried_flags.append({**flags, **values})
+        if not any(change.starts for change in changes):
+            for number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
+        if not any(change.starts for change in changes) and not self.shows_alternatives:
+            for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
+                if memory.starts:
+                    text = " ".join(f"{self.typed(name)} {value}" for name, value in layout_flags.items())
+                    return [*changes, Change(text, memory.kv_tokens, memory.max_concurrency, True)]
         return changes
+
+    def _with_shorter_requests(
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: Change
+    ) -> Change:
+        """Returns a change with the longest request that fits beside it; the change alone where none starts so."""
+        server = self.server(preset, hardware, version, flags)
+        if not change.kv_tokens:
+            return change
+        for typed_flag, values in self.candidates(server):
+            if typed_flag.startswith(self.typed(server.length_field)):
+                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+                if memory.starts:
+                    return Change(f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True)
+        return change

@@ -140,6 +140,21 @@ def test_a_small_card_does_not_start_and_a_shorter_request_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "engine", "flag"),
+    [
+        ("qwen2.5-14b", "vllm==0.19", "--quantization fp8 --max-model-len"),
+        ("deepseek-v3", "vllm==0.28", "--tensor-parallel-size 8 --pipeline-parallel-size"),
+        ("deepseek-v3", "sglang==0.5.12", "--tp-size 16"),
+    ],
+)
+def test_where_no_flag_alone_suffices_two_do_or_more_devices(target: str, engine: str, flag: str) -> None:
+    hardware = "rtx-4090" if target == "qwen2.5-14b" else "h100"
+    rows = answer(target, hardware, engine).document["changes"]
+    assert any(row["starts"] and row["flag"].startswith(flag) for row in rows)
+    assert all(row["flag"].count("--") > 1 or row["flag"].startswith("--tp-size") for row in rows if row["starts"])
+
+
+@pytest.mark.parametrize(
     ("version", "flags", "tokens"),
     [
         ("0.28", {}, 8192),
