@@ -241,6 +241,13 @@ def test_published_totals_hold_their_towers() -> None:
     }
     assert params(gemma3, with_towers=True).total == gemma3.published.parameters == 27_432_406_640
     assert params(gemma4, with_towers=True).total + 2_364 == gemma4.published.parameters == 31_273_088_876
+    for name, sharing_layers in (
+        ("gemma3n-e2b", 10),
+        ("gemma3n-e4b", 15),
+    ):  # of which the checkpoint has keys and values
+        gemma3n, keys_and_values = load(name), 2 * 2048 * 2 * 256 + 256
+        total = params(gemma3n, with_towers=True).total
+        assert total + sharing_layers * keys_and_values == gemma3n.published.parameters
 
 
 CASE_TOWERS = {
