@@ -489,16 +489,30 @@ def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
     assert load(str(tmp_path / "model.toml")).model == load(str(tmp_path)).model
 
 
-@pytest.mark.parametrize(
-    ("kind", "section"), [("aria", "vision_config: 'idefics3_vision'"), ("emu3", "vq_config: 'emu3_vqgan'")]
-)
-def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, section: str) -> None:
-    name, _, own = section.partition(": ")
-    said = f"its encoder is not counted: {section} is not supported"
-    table, notes = read_config(wrapped(kind, {name: {"model_type": own.strip("'")}}))
+def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not() -> None:
+    said = "its encoder is not counted: vq_config: 'emu3_vqgan' is not supported"
+    table, notes = read_config(wrapped("emu3", {"vq_config": {"model_type": "emu3_vqgan"}}))
     assert notes == [said]
     assert "towers" not in table
-    assert read_config(wrapped(kind, {}))[1] == [said]
+    assert read_config(wrapped("emu3", {}))[1] == [said]
+
+
+def test_the_published_aria_has_the_parameters_of_its_index() -> None:
+    """The config of rhymes-ai/Aria, and half the bytes of its index, whose weights are in bfloat16."""
+    text = {"hidden_size": 2560, "intermediate_size": 1664, "num_hidden_layers": 28, "vocab_size": 100_352}
+    text |= {"model_type": "aria_text", "moe_num_experts": 64, "moe_topk": 6, "num_experts_per_tok": 6}
+    vision = {"model_type": "idefics3_vision", "attention_heads": 16, "image_size": 980, "intermediate_size": 4304}
+    config = {
+        "model_type": "aria",
+        "projector_patch_to_query_dict": {"1225": 128, "4900": 256},
+        "text_config": {**text, "num_attention_heads": 20, "num_key_value_heads": 20},
+        "vision_config": {**vision, "num_hidden_layers": 27, "patch_size": 14},
+    }
+    spec = ModelSpec.model_validate(read_config(config)[0])
+    assert params(spec, with_towers=True).total == 50_614_622_432 // 2
+    assert encoded_inputs(spec, Inputs(image="640x480")).image_tokens == 256
+    (note,) = (n for n in read_config({**config, "projector_patch_to_query_dict": [128]})[1] if "not counted" in n)
+    assert "projector_patch_to_query_dict: a list; expected a positive number of queries for each number" in note
 
 
 @pytest.mark.parametrize(
