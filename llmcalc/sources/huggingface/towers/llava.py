@@ -32,6 +32,9 @@ LONGEST_TILES = 4
 INTERNVL_TILES = 12
 """The most tiles of an image in the published processors of InternVL."""
 
+ARIA_QUERIES = {1225: 128, 4900: 256}
+"""The patches of an image → the queries of Aria's projector that read them."""
+
 ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
 
 
@@ -161,7 +164,7 @@ def _read_aria(wrapper: Config, config: Config, width: int) -> Table:
 def _read_query_counts(wrapper: Config) -> dict[int, int]:
     """Reads the number of queries of each number of patches."""
     stated_counts = wrapper.get("projector_patch_to_query_dict")
-    counts = {1225: 128, 4900: 256} if stated_counts is None else stated_counts
+    counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:
         queries_of_patches = {int(patches): int(queries) for patches, queries in counts.items()}
     except (AttributeError, TypeError, ValueError):
@@ -317,7 +320,7 @@ WRAPPERS = {
     "aria": vision_section(
         _read_aria,
         {"idefics3_vision": IDEFICS3},
-        {"projector_patch_to_query_dict": None, "vision_feature_layer": -1},
+        {"projector_patch_to_query_dict": ARIA_QUERIES, "vision_feature_layer": -1},
         ignored=frozenset({"attention_heads"}),
     ),
     "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2}),
