@@ -6,6 +6,7 @@ The tests of what Python answers need no browser (20 s). The others are marked, 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -245,6 +246,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Any) -> None:
     assert f"needed by rank {worst} of stage" in page.inner_text("#cluster .said")
     sums = {(one["group"], one["kind"]) for one in page.evaluate("window.llmcalc.cluster.communication")}
     assert page.locator("#cluster .sent tbody tr").count() == len(sums)
+    assert re.search(r"\d [KM]iB", page.inner_text("#cluster .sent tbody"))  # small parts name their unit
     assert page.locator("#cluster .timetable svg g").count() == 4
     page.click("text=Find layouts that fit")
     page.wait_for_selector("#cluster .plan")

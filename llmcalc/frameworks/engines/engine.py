@@ -123,6 +123,8 @@ class Engine:
     serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
+    plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
+        estimated, memory is not modelled.
     least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
@@ -149,6 +151,7 @@ class Engine:
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    plugin_vendors: tuple[str, ...] = ()
     least_capability: float = 0.0
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
@@ -165,8 +168,15 @@ class Engine:
         """Whether the engine runs on this accelerator: of one of its vendors and no older, or not known to be."""
         if float(hardware.compute_capability or self.least_capability) < self.least_capability:
             return False
-        vendors = [vendor.upper() for vendor in self.vendors]
-        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
+        return self._is_of(self.vendors, hardware)
+
+    def is_timed_on(self, hardware: Hardware) -> bool:
+        """Whether times are estimated on this accelerator: the engine runs on it, or a plugin of the engine does."""
+        return self.runs_on(hardware) or self._is_of(self.plugin_vendors, hardware)
+
+    @staticmethod
+    def _is_of(vendors: tuple[str, ...], hardware: Hardware) -> bool:
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in map(str.upper, vendors)
 
     @property
     def supported_accelerators(self) -> str:

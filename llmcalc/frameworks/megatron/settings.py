@@ -389,6 +389,12 @@ class MegatronSettings(MegatronArguments):
                 "--optimizer-cpu-offload: Megatron-LM needs --use-precision-aware-optimizer and "
                 "--use-distributed-optimizer with it; expected both"
             )
+        overlaps_messages = self.layout().vpp > 1 and not self.no_overlap_p2p_communication
+        if self.overlap_p2p_communication_warmup_flush and not overlaps_messages:
+            raise InputError(
+                "--overlap-p2p-communication-warmup-flush: Megatron-LM needs an interleaved schedule that overlaps its "
+                "messages; expected virtual stages, and no --no-overlap-p2p-communication"
+            )
         if self.kind == "t5" and self.decoder_seq_length is None:
             raise InputError("--decoder-seq-length: missing; T5 needs it")
         self.layout()

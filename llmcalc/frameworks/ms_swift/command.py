@@ -18,7 +18,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
-from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
+from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of, with_teacher
 
 READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
@@ -110,12 +110,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
         rlhf_type = str(config.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
-        if rlhf_type not in ("", "grpo", *PAIRS):
+        if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
             raise reader.wrong(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
-                f"{shown(rlhf_type)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or "
-                "swift "
-                "sft or pt",
+                f"{shown(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or swift sft "
+                "or pt",
             )
         arguments = arguments_of(command_line.words, source_file.where)
         name = "--model" if "--model" in arguments else "--model_id_or_path"
@@ -123,6 +122,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
+        if rlhf_type == "gkd":
+            return with_teacher(reader, {**config, "model": target}, launched_run)
         if rlhf_type != "grpo":
             return launched_run
         completion = reader.size(config, "max_completion_length", 512)
@@ -251,7 +252,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
         if bits == 4:
             table["use_bnb_nested_quant"] = reader.flag(data, "bnb_4bit_use_double_quant", True)
-    if rlhf_type not in ("", "grpo"):
+    if rlhf_type in PAIRS:
         reader.value(data, "rlhf_type", rlhf_type)
         table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
     config = data.get("deepspeed")

@@ -441,7 +441,7 @@ class Server(EngineServer):
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """
         if self.rules.generation == "v0":
-            return round(self.record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
+            return int(self.record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
         is_flash = self.flags.get("attention_backend", FLASH) == FLASH
         is_split = is_flash and self.numbers >= FULL_GRAPHS_FROM and not self.has_class_of(self.record.triton_attention)
         capability = self.hardware.compute_capability if is_split else None
