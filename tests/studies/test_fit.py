@@ -238,7 +238,7 @@ def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
 
 
 def test_a_model_published_in_float32_is_timed_as_its_engine_runs_it(run: Any) -> None:
-    """Bytes are of the published format, times of the 16 bits in which vLLM runs it: `fit` says so, as `time` has it."""
+    """Bytes are of the published format, times of the 16 bits in which vLLM runs it: `fit` says so, as `time` does."""
     load = ("santacoder", "--hardware", "h100", "--seq", "1k", "--phase", "decode")
     for words in ((), ("--dtype", "float32")):
         fitted = run("fit", *load, *words, "--format", "json").document["decoding"][0]["tpot"]
