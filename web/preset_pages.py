@@ -141,7 +141,7 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
         return f"Parameters of {self.preset.display}: {', '.join(parts)}."
 
     def bar(self) -> str:
-        """The shares of the components as a bar as wide as the page, with their names below it in its letters."""
+        """The shares of the components as a bar as wide as the page, and their names below it in its letters."""
         start, boxes = 0.0, []
         for part, share in self.shares.items():
             place = f'x="{100 * start:.3f}%" width="{100 * share:.3f}%"'

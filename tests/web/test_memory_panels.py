@@ -274,6 +274,12 @@ def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Any) -
     assert "l.pp_layout=" in page.url
     page.get_by_label("Without --pp-layout").click()
     page.wait_for_selector("#cluster .near")
+    page.get_by_label("Framework").select_option("deepspeed")
+    until(page, "document.querySelector('#cluster .error')?.textContent.includes('with DeepSpeed')")
+    assert page.locator("#cluster .near button").all_inner_texts() == ["--framework fsdp2 --zero 3 --dp 8"]
+    page.click("#cluster .near button")
+    page.wait_for_selector("#cluster .ranks")
+    shown(page, run, "cluster")
 
 
 @pytest.mark.browser
