@@ -173,6 +173,14 @@ def test_weights_that_only_a_field_adds_are_named(kind: str, field: dict[str, ob
     assert [note for note in remarks if note.startswith(remark)]
 
 
-def test_a_norm_of_the_embeddings_of_telechat_is_refused() -> None:
-    with pytest.raises(InputError, match="embed_layernorm: true; expected one of false"):
-        llmcalc.load({**shapes_of("telechat")[0], "embed_layernorm": True})
+@pytest.mark.parametrize(
+    ("kind", "field", "says"),
+    [
+        ("telechat", {"embed_layernorm": True}, "embed_layernorm: true; expected one of false"),
+        ("qwen3_omni_moe_text", {"sliding_window": 4}, "sliding_window: 4; expected one of null"),
+    ],
+)
+def test_a_field_that_would_change_the_counts_is_refused(kind: str, field: dict[str, object], says: str) -> None:
+    """A norm of TeleChat's embeddings; a window that the class of Qwen3-Omni gives its cache alone."""
+    with pytest.raises(InputError, match=says):
+        llmcalc.load({**shapes_of(kind)[0], **field})
