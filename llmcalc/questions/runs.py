@@ -513,10 +513,11 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
         if refusal is not None and record.name in WHOLE_WEIGHTS:
             if question.hardware is not None and memory_on_one.states.total_bytes > question.hardware.capacity_bytes:
                 continue
-            if any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried):
+            is_divided = any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried)
+            if is_divided or (layout.zero and WHOLE_WEIGHTS[record.name] is None):
                 continue
             whole_sizes: dict[str, Any] = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
-            run_layout = replace(layout, **whole_sizes, zero=WHOLE_WEIGHTS[record.name])
+            run_layout = replace(layout, **whole_sizes, zero=layout.zero or WHOLE_WEIGHTS[record.name])
         is_planned = True
         yield memory_on_one, replace(run_layout, framework=record.name)
         if record is first or not yields_all:

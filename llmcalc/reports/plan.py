@@ -241,7 +241,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "global_batch": layout_plan.global_batch,
-        "tried": plan.tried,
+        "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.beside)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
             candidate_data(candidate, framework_plan.range(candidate), tie)

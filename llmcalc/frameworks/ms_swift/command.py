@@ -54,6 +54,9 @@ IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step of a language model."""
 
+TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
+"""Values of `--task_type` that compare the texts of a sample."""
+
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
 
@@ -120,7 +123,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         name = "--model" if "--model" in arguments else "--model_id_or_path"
         target = model_name(reader, name, arguments.get(name))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
-        if rlhf_type == "rm" and launched_run.layout.zero != 3:
+        if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": target}, launched_run)
@@ -158,9 +161,31 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
         return ()
     if task_type == "seq_cls":
         reader.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
-    else:
-        reader.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
+    elif task_type not in TEXT_TASKS:
+        reader.unknown["--task_type"] = f"'{task_type}' is not modelled"
     return ("loss_type", "num_labels", "problem_type")
+
+
+def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
+    """Returns the sequences of one sample: those of a task that compares texts, else 1.
+
+    An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
+    variables say. Their heads make no logits of all words. Source: swift/template/base.py, `_embedding_data_collator`
+    and `_reranker_data_collator`; swift/model/register.py.
+    """
+    task_type = config.get("task_type")
+    if rlhf_type or task_type not in TEXT_TASKS:
+        return 1
+    if task_type == "embedding":
+        reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
+        return 2
+    positives, negatives = (
+        size_of(reader, name, reader.source.env.get(name, usual), least=least)
+        for name, usual, least in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
+    )
+    texts = positives * (1 + negatives)
+    reader.notes.append(f"--task_type {task_type}: {texts} texts a sample (MAX_NEGATIVE_SAMPLES {negatives})")
+    return texts
 
 
 def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
@@ -227,6 +252,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         "optim": reader.value(data, "optim", "adamw_torch_fused"),
         "attn_implementation": reader.value(data, "attn_impl", "sdpa"),
     }
+    table["per_device_train_batch_size"] *= _texts_of_sample(reader, data, rlhf_type)
     table |= {name: data.get(name) for name in PASSED_ON}
     table["bf16"] = table["torch_dtype"] == "bfloat16"
     table["fp16"] = not table["bf16"]

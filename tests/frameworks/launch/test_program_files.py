@@ -399,7 +399,7 @@ def test_stages_count_embedding_and_head_as_layers() -> None:
 COMMANDS = [
     ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
     ("swift rlhf --rlhf_type ppo --model a/b", "swift rlhf --rlhf_type: 'ppo': its critic is not modelled"),
-    ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
+    ("swift sft --task_type diffusion --model a/b", "--task_type ('diffusion' is not modelled)"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     (
         "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' actor_rollout_ref.model.path=a/b "
@@ -555,6 +555,26 @@ def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
     job = "[model]\nname = 'qwen3'\nflavor = 'debugmodel_moe'\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"
     launch = launch_of(job + "[parallelism]\nexpert_parallel_degree = 4\n", "job.toml", 8)
     assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards, launch.layout.zero) == (8, 4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "task", "texts"),
+    [
+        ("", "embedding --loss_type infonce", 2),
+        ("", "reranker --loss_type pointwise_reranker", 8),
+        ("MAX_NEGATIVE_SAMPLES=1", "generative_reranker --loss_type listwise_reranker", 2),
+        ("MAX_POSITIVE_SAMPLES=2 MAX_NEGATIVE_SAMPLES=3", "reranker", 8),
+        ("", "seq_cls --num_labels 2", 1),
+    ],
+)
+def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts: int) -> None:
+    """Their heads make no logits of all words, unlike that of a classifier, which is counted as the model's."""
+    command = (
+        f"{variables} swift sft --model Qwen/Qwen3-Embedding-4B --per_device_train_batch_size 4 --task_type {task}"
+    )
+    settings = launch_of(command, "texts.sh").settings
+    assert settings["batch"] == 4 * texts
+    assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ function planTable(plan) {
     h("tbody", {}, rows.map((one) => {
       const { tp, pp, cp, dp, ep, vpp, zero, world } = one.layout;
       const name = [["tp", tp], ["pp", pp], ["cp", cp], ["dp", dp], ["ep", ep], ["vpp", vpp]].filter(([, n]) => n > 1).map(([key, n]) => `${key} ${n}`).join(" · ") + (zero ? ` · ZeRO ${zero}` : "");
-      const button = h("button", { type: "button", class: "offer", "aria-label": t("Use {0}", name), onclick: () => use(layoutOf(one.options, plan.framework), one.num_microbatches) }, t("Use"));
+      const button = h("button", { type: "button", class: "offer", "aria-label": t("Use {0}", name), onclick: () => use(layoutOf(one.options, one.framework ?? plan.framework), one.num_microbatches) }, t("Use"));
       return h("tr", {}, h("td", {}, button), h("th", { scope: "row", title: one.options }, name || t("{0} device", world)), h("td", {}, one.seconds ? range(one.seconds) : ""), h("td", {}, gib(one.device_bytes)), h("td", {}, gib(one.headroom_bytes)), h("td", {}, gib(one.communication_bytes)), h("td", {}, percent(one.bubble)), h("td", {}, integer(one.num_microbatches)));
     }))));
 }
