@@ -85,9 +85,9 @@ def serve_study(
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
-    if preset.model.one_pass_model:
+    if preset.model.model_without_tokens:
         raise InputError(
-            f"{preset.model.one_pass_model} generates no tokens to serve; expected a decoder, or llmcalc time for a "
+            f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time for a "
             "pass over its input"
         )
     trace = _trace_of_options(options)

@@ -531,8 +531,8 @@ def time_inference(
     Raises `InputError` for a phase without a time.
     """
     workload, phase, spec = memory.states.workload, memory.settings.phase, memory.spec
-    if spec.one_pass_model and phase == "decode":
-        raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
+    if spec.model_without_tokens and phase == "decode":
+        raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
     device = settings.device(hardware)
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
