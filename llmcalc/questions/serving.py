@@ -87,8 +87,8 @@ def serve_study(
 
     if preset.model.model_without_tokens:
         raise InputError(
-            f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time for a "
-            "pass over its input"
+            f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
+            "for a pass over its input"
         )
     trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:

@@ -141,7 +141,7 @@ class LayoutPlan:
 
     @property
     def assumed_batch(self) -> str:
-        """The option of a global batch that is a usual step, because a micro-batch of each device is more; else empty."""
+        """The option of a global batch that is a usual step, as a micro-batch of each device is more; else empty."""
         is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
         return f"--global-batch {self.global_batch}" if is_usual else ""
 
