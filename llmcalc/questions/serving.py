@@ -85,10 +85,10 @@ def serve_study(
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
-    if preset.model.one_pass_model:
+    if preset.model.model_without_tokens:
         raise InputError(
-            f"{preset.model.one_pass_model} generates no tokens to serve; expected a decoder, or llmcalc time for a "
-            "pass over its input"
+            f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
+            "for a pass over its input"
         )
     trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:

@@ -44,7 +44,7 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
     can_train = options.stack in stack_names("training")
     if options.global_batch is not None or can_train:
         return settings.with_(phase="training")
-    reads_prompt = bool(question.preset.model.one_pass_model) or options.server or options.context is not None
+    reads_prompt = bool(question.preset.model.model_without_tokens) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
@@ -119,7 +119,8 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         else:
             candidate, record = fastest.plan.feasible[0], fastest.framework
             memory = fastest.estimates.with_recompute(candidate.recompute).memory
-            layout, micro_batches, chosen_options = candidate.layout, candidate.micro_batches, candidate.options
+            layout, micro_batches = candidate.layout, candidate.micro_batches
+            chosen_options = f"{candidate.options} {fastest.assumed_batch}".strip()
         settings = time_settings(question, record, options)
     adapters = memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES

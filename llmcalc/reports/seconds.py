@@ -178,6 +178,8 @@ def report(
 def _run_text(timed_run: TimedRun) -> str:
     """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences = plural(timed_run.sequences, "sequence")
+    if timed_run.phase != "training" and timed_run.layout.dp > 1:
+        sequences = f"{sequences} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     tokens = {
         "training": f"training of {sequences} of {timed_run.seq:,} tokens",
         "prefill": f"prompts of {sequences} of {timed_run.seq:,} tokens"

@@ -37,7 +37,7 @@ def decoded_token(
     stack: what runs it; default the usual stack of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if memory.settings.phase not in ("inference", "decode") or memory.spec.one_pass_model:
+    if memory.settings.phase not in ("inference", "decode") or memory.spec.model_without_tokens:
         return None
     batch = int(memory.states.workload.batch) if users is None else users
     try:

@@ -537,8 +537,8 @@ def time_inference(
     Raises `InputError` for a phase without a time.
     """
     phase, spec = memory.settings.phase, memory.spec
-    if spec.one_pass_model and phase == "decode":
-        raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
+    if spec.model_without_tokens and phase == "decode":
+        raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     supporting_stack = settings.supporting_stack(time_phase)
     memory = in_format_of_stack(memory, supporting_stack)
