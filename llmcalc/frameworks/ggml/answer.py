@@ -8,7 +8,7 @@ from ..engines.engine import EngineMemory, Term
 from .compute_graph import HOST
 from .encoder import encoder_device
 from .server import Buffers, GgmlServer
-from .settings import GIB
+from .settings import GIB, VULKAN
 
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
@@ -92,6 +92,8 @@ def _server_notes(server: GgmlServer) -> list[str]:
         notes.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
     elif server.preset.model.towers:
         notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+    if any(device.startswith(VULKAN) for device in server.devices):
+        notes.append("compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)")
     if server.maps_file and not server.locks_memory:
         notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
     return notes

@@ -23,6 +23,9 @@ MOST_DEVICES = 64
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
 """Vendor → the name of llama.cpp's devices of it."""
 
+VULKAN = "Vulkan"
+"""The name of llama.cpp's devices of any vendor that it runs through Vulkan."""
+
 
 @frozen(eq=False)
 class GgmlSettings(EngineServer):
@@ -70,6 +73,8 @@ class GgmlSettings(EngineServer):
             names = [device_name.strip() for device_name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
+            if names[0].startswith(VULKAN):
+                word = VULKAN
             number = len(names)
         else:
             number = len(self.split_shares) or 1

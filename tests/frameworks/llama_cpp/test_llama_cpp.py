@@ -518,3 +518,10 @@ def test_a_slot_has_at_least_one_padded_context() -> None:
 def test_an_apple_accelerator_has_one_device() -> None:
     devices = {term.device for term in memory(hardware="m4-max", ctx_size=4096).terms}
     assert devices == {"MTL0", "CPU"}
+
+
+def test_devices_of_vulkan_have_its_name_and_a_note() -> None:
+    server = memory(device="Vulkan0,Vulkan1", ctx_size=4096)
+    assert {term.device for term in server.terms} == {"Vulkan0", "Vulkan1", "CPU"}
+    assert any("Vulkan" in note for note in server.notes)
+    assert not any("Vulkan" in note for note in memory(ctx_size=4096).notes)
