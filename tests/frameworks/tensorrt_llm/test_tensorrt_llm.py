@@ -26,18 +26,19 @@ def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "
     return functions.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
 
 
+@pytest.mark.parametrize(("target", "typical", "most"), [("qwen3-32b", 0, 0.01), ("llama3.1-8b", 0.01, 0.025)])
 @pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["some", "all"])
-def test_capacities_that_were_published(step: int) -> None:
-    """Sequences that the cache holds. `pytest -s` prints the errors. The memory outside torch is from these rows."""
+def test_capacities_that_were_published(step: int, target: str, typical: float, most: float) -> None:
+    """Sequences that the cache holds. `pytest -s` prints the errors. The memory outside torch is from Qwen3's rows."""
     errors = {}
-    for row in CAPACITIES[::step]:
-        answer = memory(row["target"], row["hardware"], row["version"], quantize=row["quantize"], **row["flags"])
+    for row in [row for row in CAPACITIES if row["target"] == target][::step]:
+        answer = memory(target, row["hardware"], row["version"], quantize=row["quantize"], **row["flags"])
         errors[row["id"]] = int(answer.max_concurrency) / row["max_concurrent_sequences"] - 1
     sizes = [abs(error) for error in errors.values()]
     print(f"\n{len(sizes)} capacities: median {median(sizes):.2%}, p90 {quantiles(sizes, n=10)[-1]:.2%}")
     print({number: f"{error:+.1%}" for number, error in errors.items() if error})
-    assert median(sizes) == 0
-    assert max(sizes) <= 0.01
+    assert median(sizes) <= typical
+    assert max(sizes) <= most
 
 
 def test_the_terms_add_up() -> None:
