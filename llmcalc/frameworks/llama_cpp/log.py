@@ -41,6 +41,8 @@ PATTERNS = (
     pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
     pattern(", VRAM: ", r": (?P<vram>[0-9]{3,9} MiB)"),
     pattern("found ", r"found (?P<devices>[0-9]{1,3}) [A-Za-z]{2,9} devices"),
+    pattern("llama_kv_cache: size = ", rf"size = +(?P<layers_cache>{AMOUNT})"),
+    pattern("KV self size ", rf"size += +(?P<layers_cache>{AMOUNT})"),
     pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
     pattern("out of memory", r"(?P<stop>out of memory)"),
     pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
@@ -97,6 +99,8 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(
         LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
     )
+    if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
+        memory_terms = (LogTerm("kv_buffer", sum(log_values.sizes("layers_cache"))),)
     is_ollama = "ollama" in log_values or not memory_terms
     if not memory_terms:
         names = ("model_buffer", "kv_buffer", "compute_buffer")

@@ -132,6 +132,12 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         "alloc_tensor_range: failed to allocate CUDA0 buffer of size 17179869184",
         {"model_buffer CUDA0": round(4403.49 * MIB), "requested": 16 * GIB},
     ),
+    # src/llama-kv-cache.cpp: an excerpt without the lines of buffers
+    "llama.cpp's caches alone": (
+        "llama_kv_cache: size = 5760.00 MiB (262144 cells,   9 layers,  1/1 seqs), K (f16): 3456.00 MiB\n"
+        "llama_kv_cache: size =  828.75 MiB (  4352 cells,  39 layers,  1/1 seqs), K (f16):  497.25 MiB",
+        {"kv_buffer": round(6588.75 * MIB)},
+    ),
 }  # fmt: skip
 
 
