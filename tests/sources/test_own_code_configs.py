@@ -51,6 +51,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "emu3.5": ("Qwen3ForCausalLM", {**config_of("emu3.5"), "model_type": "qwen3"}),
     "exaone-4.5-33b-fp8": ("Exaone4ForCausalLM", as_exaone4()),
+    "glm-asr-nano": ("LlamaForCausalLM", {**config_of("glm-asr-nano")["lm_config"], "tie_word_embeddings": False}),
     "got": ("Qwen2ForCausalLM", {**config_of("got"), "model_type": "qwen2"}),
     "hyperclovax-think-32b": (
         "HyperCLOVAXForCausalLM",
@@ -184,3 +185,16 @@ def test_a_field_that_would_change_the_counts_is_refused(kind: str, field: dict[
     """A norm of TeleChat's embeddings; a window that the class of Qwen3-Omni gives its cache alone."""
     with pytest.raises(InputError, match=says):
         llmcalc.load({**shapes_of(kind)[0], **field})
+
+
+def test_a_text_section_of_another_name_is_read_and_none_at_all_is_refused() -> None:
+    """GLM-ASR's own form has `lm_config`; its class would have taken Llama 7B's sizes from its defaults."""
+    config = config_of("glm-asr-nano")
+    notes = llmcalc.load(config).notes
+    assert "lm_config: read as text_config" in notes
+    assert "whisper_config: the part that it describes is not counted" in notes
+    renamed = {"text_model_config" if name == "lm_config" else name: section for name, section in config.items()}
+    with pytest.raises(InputError, match="text_config: missing; expected the section with the text model's sizes"):
+        llmcalc.load(renamed)
+    with pytest.raises(InputError, match="text_config: missing"):
+        llmcalc.load({**config, "llm_config": {}})
