@@ -198,3 +198,30 @@ def test_a_text_section_of_another_name_is_read_and_none_at_all_is_refused() -> 
         llmcalc.load(renamed)
     with pytest.raises(InputError, match="text_config: missing"):
         llmcalc.load({**config, "llm_config": {}})
+
+
+QWEN = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "remark"),
+    [
+        ("vibevoice", {"decoder_config": {**QWEN, "model_type": "qwen2"}}, "decoder_config: read as text_config"),
+        (
+            "qwen3_asr",
+            {"thinker_config": {"text_config": {**QWEN, "model_type": "qwen3"}, "model_type": "qwen3_asr_thinker"}},
+            "thinker_config: its sections are read as those of the config",
+        ),
+    ],
+)
+def test_sections_of_a_models_own_form_are_read(kind: str, section: dict[str, object], remark: str) -> None:
+    description = llmcalc.load({"model_type": kind, **section})
+    assert remark in description.notes
+    assert description.model.hidden_size == QWEN["hidden_size"]
+    assert description.model.vocab_size == QWEN["vocab_size"]

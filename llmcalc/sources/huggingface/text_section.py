@@ -8,8 +8,10 @@ from typing import Any
 from ...errors import InputError
 from .registry import FILE_OF, family_of, usual_name
 
-OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config")
-"""Names of the section in published configs, such as `lm_config` of GLM-ASR in its own form."""
+OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config", "decoder_config")
+"""Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their
+own forms.
+"""
 
 SIZES = ("hidden_size", "d_model", "n_embd", "dim", "num_hidden_layers", "n_layer", "num_layers")
 """Fields of a text model, of which one is at the top of a config without a section for it."""
@@ -18,7 +20,7 @@ SIZES = ("hidden_size", "d_model", "n_embd", "dim", "num_hidden_layers", "n_laye
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Returns the config with its text model's section by the usual name, and a remark if the name differed.
 
-    Raises `InputError` for a config that has other sections and no size of a text model, which its class would take
+    Raises `InputError` for a config that has unknown sections and no size of a text model, which its class would take
     from defaults.
     """
     model_type = config.get("model_type")
@@ -29,12 +31,16 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     if any(name in config for name in SIZES):
         return config, []
     sections = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
+    nested = [name for name in sections if isinstance(config[name].get(family.text_section), dict)]
+    if len(nested) == 1:  # `thinker_config` of Qwen3-ASR in its own form
+        lifted = {**config[nested[0]], **{name: value for name, value in config.items() if name != nested[0]}}
+        return lifted, [f"{nested[0]}: its sections are read as those of the config"]
     names = [name for name in OTHER_TEXT_SECTIONS if name in sections]
     if len(names) == 1:
         renamed = {family.text_section if name == names[0] else name: value for name, value in config.items()}
         return renamed, [f"{names[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
-    if names or [name for name in sections if name not in known_sections] == sections != []:
+    if names or not known_sections.issuperset(sections):
         raise InputError(
             f"{family.text_section}: missing; expected the section with the text model's sizes (the config has "
             f"{', '.join(sections)})"
