@@ -22,6 +22,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .mobilenet import MobileNet
     from .patches import PatchEmbedder
     from .projector import Projector
     from .vision import VisionTower
@@ -32,13 +33,14 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
     },
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | PatchEmbedder | Projector
+    Tower: TypeAlias = VisionTower | AudioTower | Conformer | MobileNet | PatchEmbedder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""

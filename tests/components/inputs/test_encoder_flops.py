@@ -202,7 +202,7 @@ def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> No
 
     audio = {"hidden_size": 24, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2, "vocab_size": 7}
     audio |= {"input_feat_size": 21, "sscp_conv_channel_size": [10, 6]}
-    config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": audio})
+    config = wrapped("gemma3n", {"vision_config": {"vocab_size": 9}, "audio_config": audio})
     spec, fields = spec_of(config), settings.Gemma3nAudioConfig(**audio)
     encoder = Gemma3nAudioEncoder(fields).eval()
     embedder = Gemma3nMultimodalEmbedder(fields, settings.Gemma3nTextConfig(**config["text_config"]))

@@ -467,6 +467,17 @@ WRAPPERS: dict[str, Shapes] = {
             {"vision_config": {**CLIP, "model_type": "idefics3_vision"}},
         ],
     ),
+    "aria": (
+        "AriaForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {
+                "vision_config": {**CLIP, "model_type": "idefics3_vision"},
+                "projector_patch_to_query_dict": {"9": 3, "36": 5},
+            },
+            {"vision_config": {**CLIP, "model_type": "idefics3_vision", "num_channels": 1, "hidden_act": "relu"}},
+        ],
+    ),
     "smolvlm": (
         "SmolVLMForConditionalGeneration",
         {"vision_model": ("vision_model",), "connector": ("connector",)},
