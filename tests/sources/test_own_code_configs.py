@@ -209,6 +209,13 @@ QWEN = {
 }
 
 
+def test_sizes_in_a_section_that_nothing_reads_are_refused() -> None:
+    """They were those of the class's defaults, 12 billion parameters."""
+    with pytest.raises(InputError, match="llm: a section with a width, 64, which the class of 'qwen3' does not"):
+        llmcalc.load({"model_type": "qwen3", "llm": QWEN})
+    assert llmcalc.load({"model_type": "qwen3", **QWEN, "llm": QWEN}).model.hidden_size == QWEN["hidden_size"]
+
+
 @pytest.mark.parametrize(
     ("kind", "section", "remark"),
     [

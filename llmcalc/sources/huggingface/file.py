@@ -12,7 +12,7 @@ from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .other_forms import as_config
 from .registry import family_of, kind_of_class, read, usual_name, with_model_type
-from .text_section import with_text_section
+from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
@@ -115,6 +115,7 @@ def describe_data(
     reading = read(config, head)
     if not allow_unknown:
         require_known(reading.unknown, reading.model_type)
+        require_read_sizes(reading)
     remarks += [
         *reading.notes,
         *remark_on_defaults(reading.from_defaults),

@@ -1,19 +1,20 @@
-"""Wrappers' configs whose text model's section has another name than in the wrapper's class."""
+"""Configs whose sizes are in a section that their class does not read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError
-from .registry import FILE_OF, family_of, usual_name
+from ...errors import InputError, shown
+from .registry import FILE_OF, ConfigDescription, family_of, usual_name
 
 OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config", "decoder_config")
 """Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their
 own forms.
 """
 
-SIZES = ("hidden_size", "d_model", "n_embd", "dim", "num_hidden_layers", "n_layer", "num_layers")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
+SIZES = (*WIDTHS, "num_hidden_layers", "n_layer", "num_layers")
 """Fields of a text model, of which one is at the top of a config without a section for it."""
 
 
@@ -46,3 +47,21 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
             f"{', '.join(sections)})"
         )
     return config, []
+
+
+def require_read_sizes(reading: ConfigDescription) -> None:
+    """Raises `InputError` where all sizes are the class's defaults, and a section that nothing reads has another width.
+
+    Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
+    """
+    defaults = {path.rpartition(".")[2]: size for path, size in reading.from_defaults.items()}
+    if not {"hidden_size", "num_hidden_layers"} <= defaults.keys():
+        return
+    for field in reading.unknown:
+        section = field.value if isinstance(field.value, dict) else {}
+        width = next((section[name] for name in WIDTHS if name in section), defaults["hidden_size"])
+        if width != defaults["hidden_size"]:
+            raise InputError(
+                f"{field.path}: a section with a width, {shown(width)}, which the class of '{reading.model_type}' does "
+                "not read; expected the sizes where that class has them"
+            )
