@@ -54,13 +54,14 @@ def require_read_sizes(reading: ConfigDescription) -> None:
 
     Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
     """
-    defaults = {path.rpartition(".")[2]: size for path, size in reading.from_defaults.items()}
-    if not {"hidden_size", "num_hidden_layers"} <= defaults.keys():
+    default_names = {path.rpartition(".")[2] for path in reading.from_defaults}
+    if not {"hidden_size", "num_hidden_layers"} <= default_names:
         return
+    widths = {size for path, size in reading.from_defaults.items() if path.rpartition(".")[2] == "hidden_size"}
     for field in reading.unknown:
         section = field.value if isinstance(field.value, dict) else {}
-        width = next((section[name] for name in WIDTHS if name in section), defaults["hidden_size"])
-        if width != defaults["hidden_size"]:
+        width = next((section[name] for name in WIDTHS if name in section), None)
+        if width is not None and width not in widths:
             raise InputError(
                 f"{field.path}: a section with a width, {shown(width)}, which the class of '{reading.model_type}' does "
                 "not read; expected the sizes where that class has them"
