@@ -51,6 +51,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "emu3.5": ("Qwen3ForCausalLM", {**config_of("emu3.5"), "model_type": "qwen3"}),
     "exaone-4.5-33b-fp8": ("Exaone4ForCausalLM", as_exaone4()),
+    "glm-asr-nano": ("LlamaForCausalLM", {**config_of("glm-asr-nano")["lm_config"], "tie_word_embeddings": False}),
     "got": ("Qwen2ForCausalLM", {**config_of("got"), "model_type": "qwen2"}),
     "hyperclovax-think-32b": (
         "HyperCLOVAXForCausalLM",
@@ -184,3 +185,50 @@ def test_a_field_that_would_change_the_counts_is_refused(kind: str, field: dict[
     """A norm of TeleChat's embeddings; a window that the class of Qwen3-Omni gives its cache alone."""
     with pytest.raises(InputError, match=says):
         llmcalc.load({**shapes_of(kind)[0], **field})
+
+
+def test_a_text_section_of_another_name_is_read_and_none_at_all_is_refused() -> None:
+    """GLM-ASR's own form has `lm_config`; its class would have taken Llama 7B's sizes from its defaults."""
+    config = config_of("glm-asr-nano")
+    notes = llmcalc.load(config).notes
+    assert "lm_config: read as text_config" in notes
+    assert "whisper_config: the part that it describes is not counted" in notes
+    renamed = {"text_model_config" if name == "lm_config" else name: section for name, section in config.items()}
+    with pytest.raises(InputError, match="text_config: missing; expected the section with the text model's sizes"):
+        llmcalc.load(renamed)
+    with pytest.raises(InputError, match="text_config: missing"):
+        llmcalc.load({**config, "llm_config": {}})
+
+
+QWEN = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+def test_sizes_in_a_section_that_nothing_reads_are_refused() -> None:
+    """They were those of the class's defaults, 12 billion parameters."""
+    with pytest.raises(InputError, match="llm: a section with a width, 64, which the class of 'qwen3' does not"):
+        llmcalc.load({"model_type": "qwen3", "llm": QWEN})
+    assert llmcalc.load({"model_type": "qwen3", **QWEN, "llm": QWEN}).model.hidden_size == QWEN["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "remark"),
+    [
+        ("vibevoice", {"decoder_config": {**QWEN, "model_type": "qwen2"}}, "decoder_config: read as text_config"),
+        (
+            "qwen3_asr",
+            {"thinker_config": {"text_config": {**QWEN, "model_type": "qwen3"}, "model_type": "qwen3_asr_thinker"}},
+            "thinker_config: its sections are read as those of the config",
+        ),
+    ],
+)
+def test_sections_of_a_models_own_form_are_read(kind: str, section: dict[str, object], remark: str) -> None:
+    description = llmcalc.load({"model_type": kind, **section})
+    assert remark in description.notes
+    assert description.model.hidden_size == QWEN["hidden_size"]
+    assert description.model.vocab_size == QWEN["vocab_size"]

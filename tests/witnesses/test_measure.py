@@ -92,7 +92,7 @@ def test_an_unknown_type_names_near_ones(run: Any, tmp_path: Path) -> None:
     assert result.code == 2
     assert "Did you mean llama" in result.err
     assert "--measure" not in result.err
-    assert "transformers has no class for it either" in result.err
+    assert "transformers has no class for it either; its layers can be described in TOML" in result.err
 
 
 def test_classes_that_are_no_language_model_are_named(run: Any, tmp_path: Path) -> None:

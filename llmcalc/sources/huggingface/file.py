@@ -12,6 +12,7 @@ from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .other_forms import as_config
 from .registry import family_of, kind_of_class, read, usual_name, with_model_type
+from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
@@ -108,11 +109,13 @@ def describe_data(
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
     config_data, form_remarks = as_config(config_data)
-    config, remarks = with_model_type(config_data)
-    remarks = [*form_remarks, *remarks]
+    config, type_remarks = with_model_type(config_data)
+    config, section_remarks = with_text_section(config)
+    remarks = [*form_remarks, *type_remarks, *section_remarks]
     reading = read(config, head)
     if not allow_unknown:
         require_known(reading.unknown, reading.model_type)
+        require_read_sizes(reading)
     remarks += [
         *reading.notes,
         *remark_on_defaults(reading.from_defaults),

@@ -363,6 +363,10 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     return not name and stated_type in unsupported_classes["language"]
 
 
+IN_TOML = "its layers can be described in TOML, whose fields llmcalc schema lists"
+"""What can be done about a config of a model type that is not supported."""
+
+
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     """Returns the advice for an error message about a config of an unsupported model type."""
     if is_measurable(config):
@@ -372,14 +376,14 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if types_of_class:
         return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
     if "auto_map" in config:
-        return "its classes are code of its own repository (auto_map), which llmcalc never runs"
+        return f"its classes are code of its own repository (auto_map), which llmcalc never runs; {IN_TOML}"
     known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])
     if known_classes:
         return (
             f"its classes in transformers, {', '.join(known_classes[:4])}, are no language model; with one of them in "
             "architectures, llmcalc params --measure counts it"
         )
-    return "transformers has no class for it either"
+    return f"transformers has no class for it either; {IN_TOML}"
 
 
 def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:

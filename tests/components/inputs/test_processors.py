@@ -39,6 +39,7 @@ SIZES = [
     (3000, 120),
     (4096, 4096),
     (30, 30),
+    (500, 500),
     *((RANDOM.randint(28, 2500), RANDOM.randint(28, 2500)) for _ in range(60)),
 ]
 """Height and width of images."""

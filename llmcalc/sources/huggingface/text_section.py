@@ -1,0 +1,68 @@
+"""Configs whose sizes are in a section that their class does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, shown
+from .registry import FILE_OF, ConfigDescription, family_of, usual_name
+
+OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config", "decoder_config")
+"""Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their
+own forms.
+"""
+
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
+SIZES = (*WIDTHS, "num_hidden_layers", "n_layer", "num_layers")
+"""Fields of a text model, of which one is at the top of a config without a section for it."""
+
+
+def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Returns the config with its text model's section by the usual name, and a remark if the name differed.
+
+    Raises `InputError` for a config that has unknown sections and no size of a text model, which its class would take
+    from defaults.
+    """
+    model_type = config.get("model_type")
+    kind = usual_name(model_type) if isinstance(model_type, str) else ""
+    family = family_of(kind) if kind in FILE_OF else None
+    if family is None or family.text is None or config.get(family.text_section) is not None:
+        return config, []
+    if any(name in config for name in SIZES):
+        return config, []
+    sections = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
+    nested = [name for name in sections if isinstance(config[name].get(family.text_section), dict)]
+    if len(nested) == 1:  # `thinker_config` of Qwen3-ASR in its own form
+        lifted = {**config[nested[0]], **{name: value for name, value in config.items() if name != nested[0]}}
+        return lifted, [f"{nested[0]}: its sections are read as those of the config"]
+    names = [name for name in OTHER_TEXT_SECTIONS if name in sections]
+    if len(names) == 1:
+        renamed = {family.text_section if name == names[0] else name: value for name, value in config.items()}
+        return renamed, [f"{names[0]}: read as {family.text_section}"]
+    known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
+    if names or not known_sections.issuperset(sections):
+        raise InputError(
+            f"{family.text_section}: missing; expected the section with the text model's sizes (the config has "
+            f"{', '.join(sections)})"
+        )
+    return config, []
+
+
+def require_read_sizes(reading: ConfigDescription) -> None:
+    """Raises `InputError` where all sizes are the class's defaults, and a section that nothing reads has another width.
+
+    Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
+    """
+    default_names = {path.rpartition(".")[2] for path in reading.from_defaults}
+    if not {"hidden_size", "num_hidden_layers"} <= default_names:
+        return
+    widths = {size for path, size in reading.from_defaults.items() if path.rpartition(".")[2] == "hidden_size"}
+    for field in reading.unknown:
+        section = field.value if isinstance(field.value, dict) else {}
+        width = next((section[name] for name in WIDTHS if name in section), None)
+        if width is not None and width not in widths:
+            raise InputError(
+                f"{field.path}: a section with a width, {shown(width)}, which the class of '{reading.model_type}' does "
+                "not read; expected the sizes where that class has them"
+            )
