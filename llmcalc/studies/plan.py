@@ -28,6 +28,7 @@ from ..simulator.effort import Budget
 from ..timing.spread import Range
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
+from .step_size import default_batch
 
 Order: TypeAlias = Literal["time", "memory"]
 """Orders of the layouts of a plan."""
@@ -124,6 +125,8 @@ class LayoutPlan:
     rows: number of layouts to replay.
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
+    beside: plans of the same run under other frameworks, whose layouts fit too.
+    is_batch_assumed: whether nobody stated the global batch.
     """
 
     estimates: LayoutEstimates
@@ -135,6 +138,14 @@ class LayoutPlan:
     rows: int
     times: TrainingTimes | None = None
     untimed_reason: str = ""
+    beside: tuple[LayoutPlan, ...] = ()
+    is_batch_assumed: bool = False
+
+    @property
+    def assumed_batch(self) -> str:
+        """The option of a global batch that is a usual step, as a micro-batch of each device is more; else empty."""
+        is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
+        return f"--global-batch {self.global_batch}" if is_usual else ""
 
     @property
     def memory(self) -> Memory:
@@ -144,6 +155,16 @@ class LayoutPlan:
     @property
     def framework(self) -> Framework:
         return self.estimates.framework
+
+    @cached_property
+    def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
+        """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
+        rows = [
+            (layout_plan, candidate) for layout_plan in (self, *self.beside) for candidate in layout_plan.plan.feasible
+        ]
+        if self.beside and all(layout_plan.times is not None for layout_plan, _ in rows):
+            rows.sort(key=lambda row: row[1].seconds or 0.0)
+        return rows[: self.rows]
 
     def range(self, candidate: Candidate) -> Range | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
@@ -190,7 +211,7 @@ def plan_of(
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
-    global_batch: sequences per step; None for one micro-batch per accelerator.
+    global_batch: sequences per step; None for one micro-batch per accelerator, of at most about 4M tokens.
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `LayoutOrder.plan`.
@@ -214,8 +235,9 @@ def plan_of(
         )
     check_depth(spec, MOST_LAYERS)
     micro_batch, seq = int(states.workload.batch), int(states.workload.seq)
+    is_batch_assumed = global_batch is None
     if global_batch is None:
-        global_batch = micro_batch * layout_request.devices
+        global_batch = default_batch(seq, layout_request.devices, micro_batch)
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
     layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
@@ -265,11 +287,26 @@ def plan_of(
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
-        estimates, hardware, layout_request.devices, global_batch, plan, layouts, rows, layout_times, untimed_reason
+        estimates,
+        hardware,
+        layout_request.devices,
+        global_batch,
+        plan,
+        layouts,
+        rows,
+        layout_times,
+        untimed_reason,
+        is_batch_assumed=is_batch_assumed,
     )
     if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)
     return layout_plan
+
+
+def beside_one_another(plans: Sequence[LayoutPlan]) -> LayoutPlan:
+    """Returns the first plan with a layout that fits, beside the others that have one; the last plan if none has."""
+    fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
+    return replace(fitting_plans[0], beside=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
 def search_budget() -> Budget:

@@ -197,7 +197,7 @@ def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape:
     recorder, made = recorded(spec.towers)
     above: list[str] = []
     for name, tower in spec.towers.items():
-        if isinstance(tower, Projector) and above and not tower.raw:
+        if isinstance(tower, Projector) and above and not tower.raw and tower.encoder_layers == 1:
             (read,) = read_by(recorder, name)
             (of,) = (one for one in above if made[one].storage is read)
             assert of in (above[0], above[-1])

@@ -124,6 +124,8 @@ class Projector(TowerPart):
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
     encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
+    encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
+        (ViP-LLaVA), 1 by default.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
         for both.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
@@ -146,6 +148,7 @@ class Projector(TowerPart):
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     resampler: Resampler | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
+    encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
     with_images: Flag | None = None
     raw: Flag = False
     audio: AudioInput | None = None

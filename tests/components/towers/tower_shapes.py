@@ -447,7 +447,7 @@ WRAPPERS: dict[str, Shapes] = {
         "LlavaForConditionalGeneration",
         TOWER_AND_PROJECTOR,
         [
-            {"vision_config": CLIP},
+            {"vision_config": CLIP, "vision_feature_layer": [-2, 0]},
             {"vision_config": PIXTRAL, "multimodal_projector_bias": False},
             {"vision_config": {**SIGLIP, "vision_use_head": True}},
         ],
@@ -589,7 +589,10 @@ WRAPPERS: dict[str, Shapes] = {
     "vipllava": (
         "VipLlavaForConditionalGeneration",
         TOWER_AND_PROJECTOR,
-        [{"vision_config": CLIP, "vision_feature_layer": -2}, {"vision_config": SIGLIP, "vision_feature_layer": -1}],
+        [
+            {"vision_config": CLIP, "vision_feature_layer": [-2, -1, 1]},
+            {"vision_config": SIGLIP, "vision_feature_layer": -1},
+        ],
     ),
     "deepseek_vl": (
         "DeepseekVLForConditionalGeneration",

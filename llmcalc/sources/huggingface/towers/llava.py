@@ -14,6 +14,7 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
+    layers_of_features,
     merged_square_side,
     patches_per_side,
     projector,
@@ -40,10 +41,11 @@ ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_enc
 
 def _read_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
-    require_one_layer(wrapper)
+    layers = layers_of_features(wrapper)
+    features = layers * config.size("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(wrapper, config),
-        "multi_modal_projector": two_layer_projector(wrapper, config.size("hidden_size"), width),
+        "multi_modal_projector": two_layer_projector(wrapper, features, width, encoder_layers=layers),
     }
 
 
@@ -108,14 +110,16 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
-    require_one_layer(wrapper)
+    """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
+    layers = layers_of_features(wrapper)
     maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
     image = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image,
-        "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
+        "multi_modal_projector": projector(
+            layers * config.size("hidden_size"), *maps, norm=norm, encoder_layers=layers
+        ),
     }
 
 
