@@ -109,7 +109,7 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
     encoders = [
         name
         for name, tower in spec.towers.items()
-        if field in type(tower).model_fields and (tower.type != "projector" or tower.raw)
+        if hasattr(tower, field) and (tower.type != "projector" or tower.raw)
     ]
     encoder_name = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
     if encoder_name is not None:

@@ -23,6 +23,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         *("Keye", "KeyeVL1_5", "isaac", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         "openvla",  # two encoders read an image
+        "emu3",  # its encoder reads several equal frames of an image, and merges them
         "lfm3_vl",  # no published processor was found
         "t5gemma2",  # its images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames

@@ -25,9 +25,6 @@ from tests.samples import sampled
 NO_TIES = {"bart", "musicgen_melody_decoder", "pp_formulanet_text"}
 """Text models whose wrapper's class does not say which modules are tied, or has several heads."""
 
-EARLIER = {"emu3"}
-"""Wrappers whose encoders were not counted before; tests/data/cases has their real configs."""
-
 
 def _config(kind: str) -> dict[str, Any]:
     return wrapped(kind, {"architectures": [WRAPPERS[kind].class_name], **WRAPPERS[kind].fields})
@@ -138,4 +135,4 @@ def test_a_decoder_without_a_causal_class_is_refused() -> None:
 def test_every_wrapper_with_uncounted_encoders_is_compared() -> None:
     wrappers = [kind for kind in model_types() if family_of(kind).text is not None]  # of the others, test_families.py
     uncounted = {kind for kind in wrappers if family_of(kind).uncounted_encoders}
-    assert uncounted == {*WRAPPERS, *UNBUILT, *EARLIER}
+    assert uncounted == {*WRAPPERS, *UNBUILT}

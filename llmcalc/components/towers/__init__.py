@@ -22,6 +22,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
     from .patches import PatchEmbedder
     from .projector import Projector
@@ -33,6 +34,7 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
@@ -40,7 +42,7 @@ TOWERS = PartChoice(
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | MobileNet | PatchEmbedder | Projector
+    Tower: TypeAlias = VisionTower | AudioTower | Conformer | ImageTokenizer | MobileNet | PatchEmbedder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""

@@ -6,16 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc.components.base import ModelProperties
 from llmcalc.components.norm import Norm
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
+from llmcalc.components.towers.image_tokenizer import ImageTokenizer
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import Patches, PatchPositions
+from llmcalc.costs.flops import forward_of
 from llmcalc.sources.huggingface.registry import read_config
-from tests.components.towers.tower_shapes import PHI4_AUDIO
+from llmcalc.workload.inputs import EncoderPass
+from llmcalc.workload.run_config import RunConfig
+from tests.builders import spec_of
+from tests.components.towers.test_towers import towers_of, wrapped
+from tests.components.towers.tower_shapes import PHI4_AUDIO, WRAPPERS
+from tests.samples import in_one_test
 
 
 def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,6 +145,25 @@ def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
     gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(ModelProperties(4))
     value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
     torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
+
+
+@in_one_test
+@pytest.mark.parametrize("shape", WRAPPERS["emu3"][2])
+def test_flops_of_an_image_tokenizer_are_those_of_emu3(shape: dict[str, Any]) -> None:
+    """Two images of 16 × 24 pixels, each of which the encoder reads as several frames."""
+    from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
+    from transformers.models.emu3.modeling_emu3 import Emu3VQVAE
+
+    fields, spec = Emu3VQVAEConfig(**shape["vq_config"]), spec_of(wrapped("emu3", shape))
+    fields._attn_implementation = "eager"
+    tower = ImageTokenizer.model_validate(spec.towers["image_tokenizer"])
+    side, frames = 2 ** (len(tower.channel_multiplier) - 1), 2**tower.temporal_levels
+    pixels, sizes = torch.randn(2, tower.in_channels, 16, 24), torch.tensor([[16, 24]] * 2)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tokens = Emu3VQVAE(fields).eval().encode(pixels, sizes).image_tokens
+    run = RunConfig(EncoderPass(batch=2 * frames, rows=16 // side, columns=24 // side))
+    assert towers_of(spec)["image_tokenizer"].total(forward_of, run) == counter.get_total_flops()
+    assert tuple(tokens[0].shape) == (16 // side, 24 // side)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,12 @@ PHI4_AUDIO: dict[str, Any] = {
     "depthwise_separable_out_channel": 24, "nemo_conv_channels": 6, "bias_max_distance": 9, "input_size": 21,
 }  # fmt: skip
 
+EMU3: dict[str, Any] = {
+    "codebook_size": 40, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "channel_multiplier": [1, 2],
+    "num_res_blocks": 1, "attn_resolutions": [1], "hidden_size": 64,
+}  # fmt: skip
+VOCABULARY_MAP = {"<image>": 9, "<|extra_200|>": 10, **{f"<|visual token {i:06}|>": 11 + i for i in range(40)}}
+
 GLM: dict[str, Any] = {**COMMON_DEPTH, "image_size": 24, "out_hidden_size": 32}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
@@ -476,6 +482,18 @@ WRAPPERS: dict[str, Shapes] = {
                 "projector_patch_to_query_dict": {"9": 3, "36": 5},
             },
             {"vision_config": {**CLIP, "model_type": "idefics3_vision", "num_channels": 1, "hidden_act": "relu"}},
+        ],
+    ),
+    "emu3": (
+        "Emu3ForConditionalGeneration",
+        {"vqmodel": ("image_tokenizer",)},
+        [
+            {"vocabulary_map": VOCABULARY_MAP, "vq_config": EMU3},
+            {
+                "vocabulary_map": VOCABULARY_MAP,
+                "vq_config": {**EMU3, "channel_multiplier": [1, 1, 2], "attn_resolutions": [5], "in_channels": 1}
+                | {"num_res_blocks": 2, "temporal_downsample_factor": 2, "num_attention_heads": 2},
+            },
         ],
     ),
     "smolvlm": (

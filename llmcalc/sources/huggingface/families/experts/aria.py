@@ -1,7 +1,5 @@
 """The text models of Aria (experts in every layer) and of Emu 3 (Llama's layers).
 
-The encoder of images of Emu 3 is not counted.
-
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
 
@@ -42,11 +40,7 @@ def _emu3(config: Config) -> Table:
 
 FAMILIES = {
     "aria": Family(None, text="aria_text", tower_file="llava"),
-    "emu3": Family(
-        None,
-        text="emu3_text_model",
-        uncounted_encoders={"vq_config": "emu3_vqgan"},  # images as tokens
-    ),
+    "emu3": Family(None, text="emu3_text_model", tower_file="emu"),
     "aria_text": Family(
         _aria,
         ignored=frozenset({"num_experts_per_tok"}),

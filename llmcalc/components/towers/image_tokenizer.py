@@ -1,0 +1,471 @@
+"""A VQ-VAE that turns an image into tokens of the vocabulary: a convolutional encoder, a codebook, and a decoder.
+
+van den Oord 2017 (arXiv:1711.00937); with norms that read the codes, Zheng 2022 (arXiv:2209.09002). transformers:
+models/emu3 (`Emu3VQVAE`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number, same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PATCHES, Merged, Multiple
+from ...workload.rows import Rows
+from ..base import ModelProperties, Vocab, Width
+from ..mixers.attention import Attention
+from ..norm import Norm
+from ..runtime import ForwardPass
+from .base import TowerPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AFFINE = Norm.model_construct(type="affine")
+"""The product and the sum with the weights of a batch norm."""
+
+
+class ImageTokenizer(TowerPart):
+    """An image tokenizer: pixels → levels of residual blocks → the nearest rows of a codebook, and a decoder to pixels.
+
+    Its encoder reads an image as 2 ** temporal_levels equal frames, which its last convolutions merge. The decoder runs
+    for generated images alone: its parameters are counted, no FLOPs.
+
+    in_channels, out_channels: the number of color channels that the encoder reads and that the decoder gives, 3 by
+        default.
+    base_channels: the number of channels after the encoder's first convolution.
+    channel_multiplier: the number of channels of each level, in multiples of base_channels. Between levels the sides of
+        the grid are halved.
+    num_res_blocks: the number of residual blocks of each level of the encoder, and of the blocks over frames; a level
+        of the decoder has one more.
+    attn_resolutions: the indices of the levels with attention after each block.
+    attention: that attention, and the one between the last level and the end.
+    latent_channels: the number of channels that the encoder gives.
+    embed_dim: the width of a row of the codebook.
+    codebook_size: the number of rows of the codebook.
+    temporal_levels: how often the number of frames is halved, 0 by default.
+    norm: the norm of groups of channels.
+    norm_groups: the number of those groups, 32 by default.
+    image: no rule of a processor is stated (class attribute).
+    """
+
+    image: ClassVar[None] = None
+    formula_source: ClassVar[str] = "van den Oord et al. 2017, §3"
+
+    type: Literal["image_tokenizer"] = "image_tokenizer"
+    in_channels: Width = 3
+    out_channels: Width = 3
+    base_channels: Width
+    channel_multiplier: tuple[int, ...] = Field(min_length=1, max_length=16)
+    num_res_blocks: int = Field(ge=1, le=100, strict=True)
+    attn_resolutions: tuple[int, ...] = ()
+    attention: Attention
+    latent_channels: Width
+    embed_dim: Width
+    codebook_size: Vocab
+    temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)
+    norm: Norm
+    norm_groups: int = Field(default=32, ge=1, le=1000, strict=True)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        for multiple in self.channel_multiplier:
+            if multiple < 1 or self.base_channels * multiple % self.norm_groups:
+                raise ValueError(
+                    f"channel_multiplier: {multiple} × {self.base_channels} channels have no {self.norm_groups} equal "
+                    f"groups; expected multiples of {self.norm_groups}"
+                )
+        if self.embed_dim != self.latent_channels:
+            raise ValueError(
+                f"embed_dim: {self.embed_dim}; expected {self.latent_channels}, which is latent_channels, because the "
+                "decoder's blocks over frames read rows of the codebook too"
+            )
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.embed_dim
+
+    def input_value(self) -> Value:
+        side = 2 ** (len(self.channel_multiplier) - 1)
+        pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
+        return Value(PATCHES, pixels, fixed=True)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the tokenizer and returns the vectors that are compared with the codebook."""
+        with recorder.scope("encoder"), recorder.apart(causal=False):
+            x = self._encode(recorder, x)
+        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=3)
+        recorder.linear("codebook", x, Axis("codes", self.codebook_size))
+        with recorder.scope("decoder", role="idle"), recorder.apart(causal=False):
+            self._decode(recorder, x)
+        return x.view(Axis("hidden", self.embed_dim))
+
+    def _encode(self, recorder: Flow, pixels: Value) -> Value:
+        """Records the encoder."""
+        positions, levels = pixels.rows, len(self.channel_multiplier)
+        x = pixels.view(Axis("channels", self.in_channels), rows=_positions(positions, levels - 1))
+        x = self._convolve(recorder, "conv_in", x, self.base_channels)
+        for i, multiple in enumerate(self.channel_multiplier):
+            with recorder.scope(f"level_{i}"):
+                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks)
+                if i < levels - 1:
+                    rows = _positions(positions, levels - 2 - i)
+                    x = self._convolve(recorder, "downsample", x, x.width, rows=rows)
+        x = self._record_middle(recorder, x)
+        x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
+        x = self._convolve(recorder, "conv_out", x, self.latent_channels)
+        for i in range(1, self.temporal_levels + 1):
+            rows = Merged(of=positions, frames=2**i)
+            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=rows)
+            x = recorder.act(x, "silu")
+        return self._record_frame_blocks(recorder, x)
+
+    def _decode(self, recorder: Flow, codes: Value) -> None:
+        """Records the decoder. codes: rows of the codebook."""
+        x = self._convolve(recorder, "post_quant_conv", codes, self.latent_channels, kernel=3)
+        x = self._record_frame_blocks(recorder, x)
+        for i in range(1, self.temporal_levels + 1):
+            x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
+        x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
+        x = self._record_middle(recorder, x, codes)
+        for i, multiple in reversed(list(enumerate(self.channel_multiplier))):
+            with recorder.scope(f"level_{i}"):
+                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks + 1, codes)
+                x = self._convolve(recorder, "upsample", x, x.width) if i else x
+        x = recorder.act(self._normalize(recorder, "norm_out", x, codes), "silu")
+        self._convolve(recorder, "conv_out", x, self.out_channels)
+
+    def _record_level(
+        self, recorder: Flow, x: Value, level: int, channels: Number, block_count: int, codes: Value | None = None
+    ) -> Value:
+        """Records the blocks of a level, with attention where the level has it."""
+        for j in range(1, block_count + 1):
+            x = self._record_block(recorder, f"block_{j}", x, channels, codes)
+            if level in self.attn_resolutions:
+                x = self._attend(recorder, f"attn_{j}", x, codes)
+        return x
+
+    def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
+        """Records a block, attention and a block."""
+        x = self._record_block(recorder, "middle_1", x, x.width, codes)
+        x = self._attend(recorder, "middle_attn", x, codes)
+        return self._record_block(recorder, "middle_2", x, x.width, codes)
+
+    def _attend(self, recorder: Flow, name: str, x: Value, codes: Value | None) -> Value:
+        y = self._normalize(recorder, f"{name}_norm", x, codes)
+        return recorder.add(x, recorder.part(name, self.attention, y))
+
+    def _record_block(self, recorder: Flow, name: str, x: Value, channels: Number, codes: Value | None = None) -> Value:
+        """Records a residual block of two convolutions."""
+        with recorder.scope(name, kind="convolution"):
+            y = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
+            y = self._convolve(recorder, "conv_1", y, channels)
+            y = recorder.act(self._normalize(recorder, "norm_2", y, codes), "silu")
+            y = self._convolve(recorder, "conv_2", y, channels)
+            x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
+            return recorder.add(x, y)
+
+    def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
+        """Records the residual blocks over frames, with batch norms."""
+        for i in range(1, self.num_res_blocks + 1):
+            with recorder.scope(f"frame_block_{i}", kind="convolution"):
+                y = x
+                for j in (1, 2):
+                    with recorder.scope(f"norm_{j}", kind="norm"):
+                        statistics = recorder.buffer("statistics", Axis("statistics", 2), *y.axes)
+                        recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
+                        mean, scale = recorder.split(statistics, y.axes, y.axes)
+                        y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+                    y = self._convolve(recorder, f"conv_{j}", recorder.act(y, "silu"), x.width, kernel=3 * 9)
+                x = recorder.add(x, y)
+        return x
+
+    def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
+        """Records the norm of groups of channels, times and plus projections of the codes where there are codes."""
+        if codes is None:
+            return recorder.part(name, self.norm, x)
+        with recorder.scope(name):
+            y, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
+            scale, shift = (recorder.conv(part, resized, *x.axes, kernel=1, bias=True) for part in ("scale", "shift"))
+            return recorder.add(recorder.mul(y, scale), shift)
+
+    def _convolve(
+        self, recorder: Flow, name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
+    ) -> Value:
+        """Records a convolution with a bias. kernel: the number of positions under its kernel."""
+        return recorder.conv(name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        norm = Norm(type="layernorm", eps=1e-6)
+        attention = Attention(num_attention_heads=1, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        return [
+            cls(
+                base_channels=32,
+                channel_multiplier=(1, 2),
+                num_res_blocks=1,
+                attn_resolutions=(1,),
+                attention=attention,
+                latent_channels=4,
+                embed_dim=4,
+                codebook_size=11,
+                temporal_levels=2,
+                norm=norm,
+            ),
+            cls(
+                in_channels=1,
+                out_channels=2,
+                base_channels=64,
+                channel_multiplier=(1, 1),
+                num_res_blocks=2,
+                attention=attention.model_copy(update={"num_attention_heads": 2}),
+                latent_channels=3,
+                embed_dim=3,
+                codebook_size=7,
+                norm=norm,
+            ),
+        ]
+
+
+def _positions(of: Rows, doublings: int) -> Rows:
+    """Returns the positions of a grid whose sides are doubled some times."""
+    return Multiple("positions", of=of, by=4**doublings)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Statistics(nn.Module):
+        """The stored mean and variance of each channel."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("variance", torch.ones(channels))
+
+    class Count(nn.Module):
+        """The stored number of batches of the training."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    class BatchNorm(nn.Module):
+        """A batch norm that uses its stored statistics. x: [images, channels, frames, rows, columns]."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
+            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+
+    class CodeNorm(nn.Module):
+        """A norm of groups, times and plus a projection of the codes."""
+
+        def __init__(self, spec: ImageTokenizer, channels: int) -> None:
+            super().__init__()
+            self.norm = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+            self.scale, self.shift = (nn.Conv2d(spec.embed_dim, channels, 1) for _ in range(2))
+
+        def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+            resized = functional.interpolate(codes, size=x.shape[2:])
+            return self.norm(x) * self.scale(resized) + self.shift(resized)
+
+    class ResidualBlock(nn.Module):
+        """A residual block of two convolutions. x: [images, channels, rows, columns]."""
+
+        def __init__(self, spec: ImageTokenizer, width: int, channels: int, reads_codes: bool) -> None:
+            super().__init__()
+            self.norm_1, self.norm_2 = (norm_of(spec, n, reads_codes) for n in (width, channels))
+            self.conv_1 = nn.Conv2d(width, channels, 3, padding=1)
+            self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
+            self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None
+
+        def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
+            y = self.conv_1(functional.silu(self.norm_1(x, *codes)))
+            y = self.conv_2(functional.silu(self.norm_2(y, *codes)))
+            return y + (x if self.shortcut is None else self.shortcut(x))
+
+    def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
+        return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+
+    class FrameConv(nn.Conv3d):
+        """A convolution over frames and positions, with zeros before the first frame and around the grid."""
+
+        def __init__(self, width: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
+            super().__init__(width, channels, kernel, (stride, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            side = self.kernel_size[1] // 2
+            return super().forward(functional.pad(x, (side, side, side, side, 2, 0)))
+
+    class FrameBlock(nn.Module):
+        """A residual block over frames. x: [images, channels, frames, rows, columns]."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.norm_1, self.norm_2 = BatchNorm(channels), BatchNorm(channels)
+            self.conv_1, self.conv_2 = (FrameConv(channels, channels, (3, 3, 3)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv_1(functional.silu(self.norm_1(x)))
+            return x + self.conv_2(functional.silu(self.norm_2(y)))
+
+    class Half(nn.Module):
+        """The base of the encoder and the decoder."""
+
+        def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
+            super().__init__()
+            self.spec, self.reads_codes = spec, reads_codes
+
+        def add_block(self, module: nn.Module, name: str, width: int, channels: int) -> int:
+            module.add_module(name, ResidualBlock(self.spec, width, channels, self.reads_codes))
+            return channels
+
+        def add_attention(self, module: nn.Module, name: str, width: int) -> None:
+            module.add_module(f"{name}_norm", norm_of(self.spec, width, self.reads_codes))
+            module.add_module(name, self.spec.attention.reference(ModelProperties(width, causal=False)))
+
+        def add_level(self, index: int, width: int, block_count: int) -> int:
+            level, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[index]
+            for j in range(1, block_count + 1):
+                width = self.add_block(level, f"block_{j}", width, channels)
+                if index in self.spec.attn_resolutions:
+                    self.add_attention(level, f"attn_{j}", width)
+            self.add_module(f"level_{index}", level)
+            return width
+
+        def add_middle(self, width: int) -> None:
+            self.add_block(self, "middle_1", width, width)
+            self.add_attention(self, "middle_attn", width)
+            self.add_block(self, "middle_2", width, width)
+
+        def add_frame_blocks(self) -> None:
+            for i in range(1, self.spec.num_res_blocks + 1):
+                self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
+
+        def attend(self, module: nn.Module, name: str, x: Tensor, *codes: Tensor) -> Tensor:
+            y = module.get_submodule(f"{name}_norm")(x, *codes).flatten(2).transpose(1, 2)
+            z: Tensor = module.get_submodule(name)(y, ForwardPass())
+            return x + z.transpose(1, 2).unflatten(2, x.shape[2:])
+
+        def run_level(self, index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
+            level = self.get_submodule(f"level_{index}")
+            for j in range(1, block_count + 1):
+                x = level.get_submodule(f"block_{j}")(x, *codes)
+                x = self.attend(level, f"attn_{j}", x, *codes) if index in self.spec.attn_resolutions else x
+            return x
+
+        def run_middle(self, x: Tensor, *codes: Tensor) -> Tensor:
+            x = self.get_submodule("middle_1")(x, *codes)
+            return self.get_submodule("middle_2")(self.attend(self, "middle_attn", x, *codes), *codes)
+
+        def run_frame_blocks(self, x: Tensor) -> Tensor:
+            for i in range(1, self.spec.num_res_blocks + 1):
+                x = self.get_submodule(f"frame_block_{i}")(x)
+            return x
+
+    class Encoder(Half):
+        """The encoder. frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
+
+        def __init__(self, spec: ImageTokenizer) -> None:
+            super().__init__(spec, reads_codes=False)
+            width, latents = spec.base_channels, spec.latent_channels
+            self.conv_in = nn.Conv2d(spec.in_channels, width, 3, padding=1)
+            for i in range(len(spec.channel_multiplier)):
+                width = self.add_level(i, width, spec.num_res_blocks)
+                if i < len(spec.channel_multiplier) - 1:
+                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(width, width, 3, 2))
+            self.add_middle(width)
+            self.norm_out = nn.GroupNorm(spec.norm_groups, width, spec.norm.eps)
+            self.conv_out = nn.Conv2d(width, latents, 3, padding=1)
+            for i in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (4, 3, 3), 2))
+            self.add_frame_blocks()
+
+        def forward(self, frames: Tensor) -> Tensor:
+            x = self.conv_in(frames.transpose(1, 2).flatten(0, 1))
+            for i in range(len(self.spec.channel_multiplier)):
+                x = self.run_level(i, x, self.spec.num_res_blocks)
+                if i < len(self.spec.channel_multiplier) - 1:
+                    x = self.get_submodule(f"level_{i}").get_submodule("downsample")(functional.pad(x, (0, 1, 0, 1)))
+            x = self.conv_out(functional.silu(self.norm_out(self.run_middle(x))))
+            x = x.unflatten(0, (-1, frames.shape[2])).transpose(1, 2)
+            for i in range(1, self.spec.temporal_levels + 1):
+                x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
+            return self.run_frame_blocks(x)
+
+    class Decoder(Half):
+        """The decoder. codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
+
+        def __init__(self, spec: ImageTokenizer) -> None:
+            super().__init__(spec, reads_codes=True)
+            latents, width = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
+            self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3, 1, 1))
+            self.add_frame_blocks()
+            for i in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
+            self.conv_in = nn.Conv2d(latents, width, 3, padding=1)
+            self.add_middle(width)
+            for i in reversed(range(len(spec.channel_multiplier))):
+                width = self.add_level(i, width, spec.num_res_blocks + 1)
+                if i:
+                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(width, width, 3, padding=1))
+            self.norm_out = CodeNorm(spec, width)
+            self.conv_out = nn.Conv2d(width, spec.out_channels, 3, padding=1)
+
+        def forward(self, codes: Tensor) -> Tensor:
+            x = self.run_frame_blocks(torch.cat([self.post_quant_conv(codes), codes]))
+            for i in range(1, self.spec.temporal_levels + 1):
+                x = functional.silu(self.get_submodule(f"time_conv_{i}")(x.repeat_interleave(2, 2)))
+            frames = x.shape[2]
+            x, codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2)
+            x = self.run_middle(self.conv_in(x), codes_of_frames)
+            for i in reversed(range(len(self.spec.channel_multiplier))):
+                x = self.run_level(i, x, self.spec.num_res_blocks + 1, codes_of_frames)
+                if i:
+                    x = self.get_submodule(f"level_{i}").get_submodule("upsample")(
+                        functional.interpolate(x, scale_factor=2.0)
+                    )
+            x = self.conv_out(functional.silu(self.norm_out(x, codes_of_frames)))
+            return x.unflatten(0, (-1, frames)).transpose(1, 2)
+
+    class ImageTokenizerReference(nn.Module):
+        """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""
+
+        def __init__(self, spec: ImageTokenizer) -> None:
+            super().__init__()
+            self.frames = 2**spec.temporal_levels
+            self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, (3, 1, 1))
+            self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            frames = pixels[:, :, :1].expand(-1, -1, self.frames, -1, -1)
+            x = self.quant_conv(self.encoder(frames)).flatten(2).transpose(1, 2)
+            self.codes = (2 * self.codebook(x) - self.codebook.weight.square().sum(-1)).argmax(-1)
+            return x
+
+        def decode(self, codes: Tensor) -> Tensor:
+            """Returns the pixels of the codes. codes: [images, frames, rows, columns]."""
+            return self.decoder(self.codebook.weight[codes].permute(0, 4, 1, 2, 3))
+
+    return ImageTokenizerReference
