@@ -99,6 +99,7 @@ class Hardware(Record):
     nic: the network beyond that link's domain.
     compute_units: SMs, CUs or cores.
     compute_capability: NVIDIA's number for a generation of GPUs, such as `9.0`.
+    usual_engine: what most people serve models with on it, where that is not vLLM.
     boost_clock_hz: the clock at which the vendor states the peaks.
     peak_flops: number format → dense peak FLOP/s of matrix products (operations/s for int8).
     float16_accumulation_flops: number format → the same with sums in float16, for cards that then multiply faster.
@@ -122,6 +123,7 @@ class Hardware(Record):
     nic: Nic | None = None
     compute_units: ComputeUnits | None = None
     compute_capability: str | None = Field(default=None, pattern=r"^\d{1,2}\.\d$")
+    usual_engine: Literal["llama.cpp"] | None = None
     boost_clock_hz: Amount | None = None
     peak_flops: dict[str, Amount] = {}
     float16_accumulation_flops: dict[str, Amount] = {}

@@ -66,12 +66,18 @@ class FrozenModel:
 class SecondLoss:
     """A second loss over the same logits, which saves another copy of the logits.
 
-    source: the file that computes it. width: bytes per logit. name: its name in reports.
+    source: the file that computes it.
+    width: bytes per logit.
+    name: its name in reports.
+    chunk: tokens that it computes at a time; 0 (default) for all at once.
+    chunk_width: further bytes per logit of a chunk.
     """
 
     source: str
     width: int
     name: str = "second loss"
+    chunk: int = 0
+    chunk_width: int = 0
     kind = "temporary"
 
     @property
@@ -82,7 +88,9 @@ class SecondLoss:
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
         workload = memory_estimate.states.workload
-        return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
+        tokens = int(workload.batch) * int(workload.seq)
+        logit_bytes = self.width * tokens + self.chunk_width * min(tokens, self.chunk)
+        return logit_bytes * memory_estimate.spec.vocab_size
 
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""

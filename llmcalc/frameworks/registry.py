@@ -66,7 +66,9 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
 
     Raises `InputError` for options that contradict each other.
     """
-    return layout_request.layout(framework_of(layout_request).layouts.keeps_gathered)
+    rules = framework_of(layout_request).layouts
+    rules.check_stage(layout_request.zero)
+    return rules.with_divided_weights(layout_request.layout(rules.keeps_gathered))
 
 
 def plugins() -> dict[str, Plugin]:

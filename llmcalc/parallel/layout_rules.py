@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..errors import InputError
 from ..frozen import frozen
-from .layout import Zero
+from .layout import Layout, Zero
 
 
 @frozen
@@ -18,6 +21,8 @@ class LayoutRules:
     fills_pipeline: whether 1F1B needs at least as many micro-batches as stages.
     pipelines_on_request: whether pipelines are tried only if an option of pipelines was given.
     keeps_gathered_in_pipelines: whether a pipeline keeps gathered weights after the forward pass by default.
+    divides_weights: whether replicas always divide weights: ZeRO stage 3 without a stage, stage 2 where gathered
+        weights are kept after the forward pass, and no stage 1.
     """
 
     name: str
@@ -28,7 +33,23 @@ class LayoutRules:
     fills_pipeline: bool = False
     pipelines_on_request: bool = False
     keeps_gathered_in_pipelines: bool = False
+    divides_weights: bool = False
 
     def keeps_gathered(self, pp: int, zero_stage: int) -> bool:
         """Whether gathered weights stay on the device after the forward pass by default."""
+        if self.divides_weights and zero_stage == 2:
+            return True
         return self.keeps_gathered_in_pipelines and pp > 1 and zero_stage == 3
+
+    def with_divided_weights(self, layout: Layout) -> Layout:
+        """Returns the layout with stage 3 if its replicas have none and always divide weights."""
+        has_replicas = layout.dp * layout.cp > 1
+        return replace(layout, zero=self.zero) if self.divides_weights and has_replicas and not layout.zero else layout
+
+    def check_stage(self, zero_stage: int | None) -> None:
+        """Raises `InputError` for ZeRO stage 1 where weights are always divided. zero_stage: None for no request."""
+        if self.divides_weights and zero_stage == 1:
+            raise InputError(
+                f"--zero 1: {self.name} divides gradients and weights too; expected --zero 3, or --zero 2, which keeps "
+                "gathered weights, or --framework deepspeed"
+            )

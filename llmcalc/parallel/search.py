@@ -147,6 +147,7 @@ def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
     """
     if layout_request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
+    rules.check_stage(layout_request.zero)
     for option_name in rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(

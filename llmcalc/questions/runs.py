@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
     from ..studies.draft import Draft
-    from ..studies.plan import Order
+    from ..studies.plan import LayoutPlan, Order
     from ..studies.run_time import TimeSettings
 
 
@@ -422,9 +422,12 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
         if layout.devices is not None and settings.phase == "training":
-            memory_on_one, layout = planned_run(question)
-            check_precision(settings, framework_of(layout))
-            over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
+            hardware = question.hardware
+            for over_devices in answers_of_planned_runs(
+                question, lambda memory, layout: fit_devices(memory, hardware, layout, global_batch)
+            ):
+                if over_devices.fit.verdict != "no":
+                    break
             return ReportedAnswer(
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
@@ -481,28 +484,74 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns a plan's run on one device, and its layout options with the training framework.
+    """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+    return next(planned_runs(question))
+
+
+def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+    """Yields a plan's runs on one device, each with its layout options and the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
-    Raises `InputError` for a run that none of them has, and for one that only whole replicas have, without room.
+    Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
+    Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
     """
-    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
+    from ..frameworks.registry import framework, frameworks_for_plans
 
-    layout, refusal = question.layout, None
-    for record in frameworks_for_plans(layout):
-        memory_on_one = question.with_framework(record).on_one_device()
+    layout, refusal, is_planned = question.layout, None, False
+    first, *others = frameworks_for_plans(layout)
+    yields_all = question.settings.lora_rank is not None and bool(others)
+    if yields_all:
+        sharded, whole = others
+        others = [whole, framework("deepspeed"), sharded]
+    for record in (first, *others):
+        run_layout, memory_on_one = layout, question.with_framework(record).on_one_device()
         try:
             record.check(memory_on_one, layout.framework_version or "")
         except InputError as error:
             refusal = error
             continue
-        if refusal is not None and record.name == WITHOUT_A_NAME:  # eager PyTorch is run as whole replicas
+        if refusal is not None and record.name in WHOLE_WEIGHTS:
             if question.hardware is not None and memory_on_one.states.total_bytes > question.hardware.capacity_bytes:
                 continue
-            layout = replace(layout, tp=layout.tp or 1, cp=layout.cp or 1, pp=layout.pp or 1, ep=layout.ep or 1)
-        return memory_on_one, replace(layout, framework=record.name)
-    assert refusal is not None
-    raise refusal
+            is_divided = any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried)
+            if is_divided or (layout.zero and WHOLE_WEIGHTS[record.name] is None):
+                continue
+            whole_sizes: dict[str, Any] = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
+            run_layout = replace(layout, **whole_sizes, zero=layout.zero or WHOLE_WEIGHTS[record.name])
+        is_planned = True
+        yield memory_on_one, replace(run_layout, framework=record.name)
+        if record is first or not yields_all:
+            return
+    if not is_planned:
+        assert refusal is not None
+        raise refusal
+
+
+Answer = TypeVar("Answer")
+
+
+def answers_of_planned_runs(
+    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer]
+) -> Iterator[Answer]:
+    """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer` if it has no answer."""
+    from ..frameworks.registry import framework_of
+
+    refusal, is_answered = None, False
+    for memory_on_one, layout in planned_runs(question):
+        check_precision(question.settings, framework_of(layout))
+        try:
+            run_answer = answer(memory_on_one, layout)
+        except InputError as error:
+            refusal = refusal or error
+            continue
+        is_answered = True
+        yield run_answer
+    if refusal is not None and not is_answered:
+        raise refusal
+
+
+WHOLE_WEIGHTS = {"torch": None, "deepspeed": 2}
+"""Framework whose replicas of a plan have whole weights → their ZeRO stage."""
 
 
 def ask_plan(
@@ -522,11 +571,10 @@ def ask_plan(
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
-    from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import plan_of
+    from ..studies.plan import beside_one_another, plan_of
 
     requested_sizes = None if where is None else parse_sizes(where)
     question = replace(question, is_tried=True)
@@ -539,18 +587,22 @@ def ask_plan(
             f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
-    memory_on_one, layout = planned_run(question)
-    check_precision(question.settings, framework_of(layout))
-    layout_plan = plan_of(
-        memory_on_one,
-        question.hardware,
-        layout,
-        global_batch,
-        rows,
-        order_name=order_name,
-        nearest="if none fits",
-        time_settings=time_settings,
-    )
+
+    def plan_of_run(memory_on_one: Memory, layout: LayoutRequest) -> LayoutPlan:
+        assert question.hardware is not None
+        return plan_of(
+            memory_on_one,
+            question.hardware,
+            layout,
+            global_batch,
+            rows,
+            order_name=order_name,
+            nearest="if none fits",
+            time_settings=time_settings,
+        )
+
+    layout_plan = beside_one_another(list(answers_of_planned_runs(question, plan_of_run)))
+    memory_on_one = layout_plan.memory
     is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""
     return ReportedAnswer(

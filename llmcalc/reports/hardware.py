@@ -100,8 +100,8 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     link, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
     figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("memory", hardware.memory_bytes, units.memory, "B"),
-        ("driver's total", hardware.driver_total, units.memory, "B"),
-        ("usable memory", hardware.usable_memory_bytes, units.memory, "B"),
+        ("usable memory", hardware.driver_total or hardware.usable_memory_bytes, units.memory, "B"),
+        ("shown by its tools", hardware.usable_memory_bytes if hardware.driver_total else None, units.memory, "B"),
         ("CUDA context", hardware.context_bytes, units.memory, "B"),
         ("memory bandwidth", hardware.memory_bandwidth, _rate_text, "B/s"),
     ]

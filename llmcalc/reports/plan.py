@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import units
+from ..errors import InputError
 from ..frameworks.ranks import attention_of
+from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
 from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
@@ -52,10 +54,9 @@ def report(
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long_notes(memory.spec, memory.states.workload)
-    equal_time_groups = tie_flags(plan.feasible)
     rows = [
-        _layout_row(layout_plan, candidate, tie)
-        for candidate, tie in zip(plan.feasible, equal_time_groups, strict=True)
+        _layout_row(framework_plan, candidate, tie, framework_plan.framework.title if layout_plan.beside else "")
+        for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
     ]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
@@ -84,6 +85,13 @@ def report(
     return report.for_target(preset.target)
 
 
+def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
+    """Returns the layouts that fit, each with the plan of its framework, and whether its time is that of a tie."""
+    rows = layout_plan.rows_of_frameworks
+    are_ties = tie_flags([candidate for _, candidate in rows])
+    return [(framework_plan, candidate, tie) for (framework_plan, candidate), tie in zip(rows, are_ties, strict=True)]
+
+
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
     order = layout_plan.plan.order
@@ -99,10 +107,13 @@ def _place_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    plan = layout_plan.plan
-    fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
+    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    fastest_time = None if fastest is None else fastest_plan.range(fastest)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
-    return _fitting_count(plan) + time_text
+    if layout_plan.beside:
+        names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.beside)]
+        return f"it fits under {', '.join(names[:-1])} and {names[-1]}{time_text}"
+    return _fitting_count(layout_plan.plan) + time_text
 
 
 def _fitting_count(plan: Plan) -> str:
@@ -114,9 +125,10 @@ def _fitting_count(plan: Plan) -> str:
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
 
 
-def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
+def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False, framework_title: str = "") -> Row:
     recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
-    cells = [layout_cell(candidate.layout) + recomputation, candidate.micro_batches]
+    framework_text = f" ({framework_title})" if framework_title else ""
+    cells = [layout_cell(candidate.layout) + recomputation + framework_text, candidate.micro_batches]
     if layout_plan.times is None:
         cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(cells)
@@ -138,19 +150,21 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    feasible = layout_plan.plan.feasible
-    first_time = layout_plan.range(feasible[0]) if feasible else None
+    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    first_time = None if fastest is None else fastest_plan.range(fastest)
+    stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
-        *([] if first_time is None else [class_text(first_time, layout_plan.times.stack.title)]),
+        *([] if first_time is None else [class_text(first_time, stack.title)]),
         f"=: within {TIE:.0%} of the first row of its tie; ranges move together, so the order is surer than the "
         "seconds: measure the first three",
     ]
 
 
 def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
+    frameworks = "the framework in its row" if layout_plan.beside else layout_plan.framework.title
     notes = [
         *_order_notes(layout_plan),
-        f"kernels and buffers of {layout_plan.framework.title}; required and headroom: of the rank that needs "
+        f"kernels and buffers of {frameworks}; required and headroom: of the rank that needs "
         "most; sent: by one rank in a step",
     ]
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
@@ -174,7 +188,19 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
+        notes[:0] = advice_on_shards(layout_plan)
     return notes
+
+
+def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
+    """Returns why replicas are whole, with what has shards, if only eager PyTorch runs the optimizer."""
+    if layout_plan.framework.name != WITHOUT_A_NAME:
+        return []
+    try:
+        framework(FOR_PLANS[1]).check(layout_plan.memory, "")
+    except InputError as error:
+        return [f"replicas are whole. {str(error).partition(', or whole replicas')[0]}"]
+    return []
 
 
 def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
@@ -216,11 +242,12 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "global_batch": layout_plan.global_batch,
-        "tried": plan.tried,
+        "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.beside)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
-            candidate_data(candidate, layout_plan.range(candidate), tie)
-            for candidate, tie in zip(plan.feasible, tie_flags(plan.feasible), strict=True)
+            candidate_data(candidate, framework_plan.range(candidate), tie)
+            | ({"framework": framework_plan.framework.name} if layout_plan.beside else {})
+            for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

@@ -125,6 +125,7 @@ class LayoutPlan:
     rows: number of layouts to replay.
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
+    beside: plans of the same run under other frameworks, whose layouts fit too.
     is_batch_assumed: whether nobody stated the global batch.
     """
 
@@ -137,6 +138,7 @@ class LayoutPlan:
     rows: int
     times: TrainingTimes | None = None
     untimed_reason: str = ""
+    beside: tuple[LayoutPlan, ...] = ()
     is_batch_assumed: bool = False
 
     @property
@@ -153,6 +155,16 @@ class LayoutPlan:
     @property
     def framework(self) -> Framework:
         return self.estimates.framework
+
+    @cached_property
+    def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
+        """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
+        rows = [
+            (layout_plan, candidate) for layout_plan in (self, *self.beside) for candidate in layout_plan.plan.feasible
+        ]
+        if self.beside and all(layout_plan.times is not None for layout_plan, _ in rows):
+            rows.sort(key=lambda row: row[1].seconds or 0.0)
+        return rows[: self.rows]
 
     def range(self, candidate: Candidate) -> Range | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
@@ -284,11 +296,17 @@ def plan_of(
         rows,
         layout_times,
         untimed_reason,
-        is_batch_assumed,
+        is_batch_assumed=is_batch_assumed,
     )
     if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)
     return layout_plan
+
+
+def beside_one_another(plans: Sequence[LayoutPlan]) -> LayoutPlan:
+    """Returns the first plan with a layout that fits, beside the others that have one; the last plan if none has."""
+    fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
+    return replace(fitting_plans[0], beside=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
 def search_budget() -> Budget:

@@ -519,7 +519,7 @@ def test_every_figure_is_shown_with_its_unit(name, run):
     for said, value in (
         ("memory", hardware.memory_bytes),
         ("memory bandwidth", hardware.memory_bandwidth),
-        ("usable memory", hardware.usable_memory_bytes),
+        ("usable memory", hardware.driver_total or hardware.usable_memory_bytes),
         ("TDP", hardware.tdp_watts),
         ("scale-up domain", hardware.interconnect and hardware.interconnect.domain_size),
         ("NIC, each way", hardware.nic and hardware.nic.bandwidth_per_direction),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -277,7 +277,7 @@ TOO_SLOW = {"serve_sgl_cookbook"}
 
 
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
-    """What was reached, over all sources: six in ten used fits help (seven in 160 draws), most of them little.
+    """What was reached, over all sources: six in ten used fits help (seven in ten of 160 others), most of them little.
 
     Sources without a bias are left alone, as four factors cannot be their cause. `pytest -s` prints every source.
     """

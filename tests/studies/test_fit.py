@@ -108,14 +108,33 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("hardware", "cache_format", "schemes"),
-    [("m4-max", "q8_0", ["q8_0", "q4_k_m"]), ("h100", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"])],
+    [
+        ("m4-max", "q8_0", ["q8_0", "q4_k_m"]),
+        ("strix-halo", "q8_0", ["q8_0", "q4_k_m"]),
+        ("h100", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
+        ("t4", "", ["q8_0", "q4_k_m", "awq-int4-g128"]),
+        ("v100-32gb", "", ["q8_0", "q4_k_m"]),
+    ],
 )
 def test_advised_formats_are_those_of_the_engine_that_runs_there(
     hardware: str, cache_format: str, schemes: list[str]
 ) -> None:
     run = memory(load(SMALL).model, Settings(phase="inference", seq=256))
-    formats = [{"kv_dtype": cache_format}, *({"quantize": scheme} for scheme in schemes)]
-    assert changes_beside_devices(run, find_hardware(hardware), ())[-len(formats) :] == formats
+    formats = [*({"kv_dtype": name} for name in filter(None, [cache_format])), *({"quantize": s} for s in schemes)]
+    advised = changes_beside_devices(run, find_hardware(hardware), ())
+    assert [change for change in advised if {"kv_dtype", "quantize"} & set(change)] == formats
+
+
+@pytest.mark.parametrize(
+    ("scheme", "narrower"), [("fp8", ["q4_k_m", "awq-int4-g128"]), ("awq-int4-g128", []), ("nf4", [])]
+)
+def test_quantized_weights_are_advised_in_formats_that_are_much_narrower(scheme: str, narrower: list[str]) -> None:
+    run = memory(
+        load("qwen3-0.6b?num_hidden_layers=2&vocab_size=256").model,
+        Settings(phase="inference", seq=256, quantize=scheme),
+    )
+    changes = changes_beside_devices(run, find_hardware("h100"), ())
+    assert [change["quantize"] for change in changes if "quantize" in change] == narrower
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:
@@ -235,6 +254,19 @@ def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
         assert entry["tpot"] == timed
         dp = entry["layout"]["dp"]
         assert entry["tokens_per_second"] == pytest.approx(16 * dp / timed["estimate"])
+
+
+def test_a_model_published_in_float32_is_timed_as_its_engine_runs_it(run: Any) -> None:
+    """Bytes are of the published format, times of the 16 bits in which vLLM runs it: `fit` says so, as `time` does."""
+    load = ("santacoder", "--hardware", "h100", "--seq", "1k", "--phase", "decode")
+    for words in ((), ("--dtype", "float32")):
+        fitted = run("fit", *load, *words, "--format", "json").document["decoding"][0]["tpot"]
+        timed = run("time", *load, *words, "--format", "json").document["seconds"]
+        assert fitted == timed, words
+        shown = " ".join(run("fit", *load, *words, "--notes").out.split())
+        assert ("times are in 16 bits, in which vLLM loads weights published in float32" in shown) == (not words)
+    shown = " ".join(run("fit", *load, "--devices", "2", "--notes").out.split())
+    assert "times are in 16 bits" in shown
 
 
 def test_layouts_that_do_not_fit_have_no_time(run: Any) -> None:

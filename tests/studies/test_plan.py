@@ -527,6 +527,42 @@ def test_a_plan_with_an_optimizer_that_no_shards_have_is_of_whole_replicas(run: 
     assert "or whole replicas with --framework torch" in err
 
 
+def test_a_plan_of_adapters_ranks_whole_replicas_beside_shards(run: Any) -> None:
+    """Where the weights have room on one device: DDP, ZeRO-2 of DeepSpeed and FSDP2, else FSDP2 alone."""
+    words = ("qwen3-0.6b?num_hidden_layers=2", "--lora-rank", "4", "--devices", "2", "--seq", "64", "--hardware")
+    document = asked(run, "plan", *words, "h100")
+    seconds = [row["seconds"]["estimate"] for row in document["feasible"]]
+    assert seconds == sorted(seconds)
+    stages = {row["framework"]: row["layout"]["zero"] for row in document["feasible"]}
+    assert stages == {"torch": 0, "deepspeed": 2, "fsdp2": 3}
+    row = next(row for row in document["feasible"] if row["framework"] == "deepspeed")
+    memory = asked(run, "memory", *words[:-1], *row["options"].split(), "--framework", "deepspeed")["memory"]
+    assert row["device_bytes"] == memory["device_bytes"]
+    assert asked(run, "fit", *words, "h100")["framework"] == "torch"
+    assert asked(run, "plan", *words, "300MiB", code=1)["framework"] == "fsdp2"
+
+
+def test_fsdp2_keeps_gathered_weights_with_stage_2_and_has_no_stage_1(run: Any) -> None:
+    words = ("memory", SMALL, "--devices", "4", "--seq", "64", "--framework", "fsdp2")
+    kept = [asked(run, *words, *options)["memory"] for options in ((), ("--zero", "3"), ("--zero", "2"))]
+    assert kept[0] == kept[1]
+    assert kept[2]["peak_bytes"] == asked(run, *words, "--zero", "3", "--no-reshard")["memory"]["peak_bytes"]
+    assert kept[2]["peak_bytes"] != kept[1]["peak_bytes"]
+    for command in ("memory", "plan"):
+        code, _, err = run(command, *words[1:], "--zero", "1", "--hardware", "h100")
+        assert code == 2
+        assert "--zero 1: fsdp2 divides gradients and weights too; expected --zero 3" in err
+    assert asked(run, *words[:-2], "--zero", "2")["framework"]["name"] == "deepspeed"
+
+
+def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) -> None:
+    words = (SMALL, "--optimizer", "adamw-8bit", "--hardware", "h100", "--devices", "2", "--seq", "128k")
+    for command in ("plan", "fit"):
+        _, output, _ = run(command, *words)
+        assert "replicas are whole. --optimizer adamw-8bit: on shards" in output
+        assert "adamw-8bit-torchao" in output
+
+
 def test_an_optimizer_on_the_host_names_the_frameworks_that_have_one(run: Any) -> None:
     code, _, err = run("memory", SMALL, "--devices", "2", "--optimizer-offload", "--seq", "64")
     assert code == 2

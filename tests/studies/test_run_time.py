@@ -80,6 +80,7 @@ def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
         ("m3-max", "none", "llama.cpp"),
         ("tesla-p40", "none", "llama.cpp"),
         ("v100-32gb", "none", "vllm"),
+        ("strix-halo", "none", "llama.cpp"),
         ("h100", "none", "vllm"),
         ("h100", "fp8", "vllm"),
         ("h100", "q4_k_m", "llama.cpp"),
@@ -92,6 +93,25 @@ def test_without_an_engine_it_is_the_one_that_people_run_there(
     usual = answer(run, *words)
     assert usual["seconds"] == answer(run, *words, "--engine", engine)["seconds"]
     assert usual["class"]["stack"] == {"llama.cpp": "llamacpp"}.get(engine, engine)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "engine", "expected"),
+    [
+        ("m3-max", "vllm", "--engine llama.cpp"),
+        ("m3-max", "sglang==0.5.5", "--engine llama.cpp"),
+        ("mi300x", "tensorrt-llm", "--engine vllm"),
+        ("v100-32gb", "sglang", "--engine vllm"),
+        ("tpu-v6e", "ollama", "--engine vllm"),
+    ],
+)
+def test_an_engine_is_not_timed_where_it_does_not_run(run: Any, hardware: str, engine: str, expected: str) -> None:
+    refused = run("time", SMALL, "--phase", "decode", "--hardware", hardware, "--engine", engine)
+    assert refused.code == 2
+    assert f"--engine '{engine}': times of" in refused.err
+    assert f"are not modelled; expected {expected}, or a GPU of" in refused.err
+    plugin = run("time", SMALL, "--phase", "decode", "--hardware", "gaudi3", "--engine", "vllm", "--notes")
+    assert "never tested" in plugin.out
 
 
 @pytest.mark.parametrize(

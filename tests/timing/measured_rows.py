@@ -70,10 +70,7 @@ STACKS = {
     "lmdeploy": "vllm",
     "neuron": "vllm",
 }
-"""Software of the rows → stack of `presets/timing`; others have its name.
-
-Servers without a stack have the default one.
-"""
+"""Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
 ONE_CONNECTION = {"halo", "trl"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in

@@ -15,6 +15,7 @@ FRAMEWORK = Framework(
     evidence=FromFile(__package__, "evidence:evidence_for"),
     gradient_rules=FromFile(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("deepspeed", zero=3, untried=("tp", "cp", "pp", "vpp", "ep")),
+    implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
     launch_file=LaunchFile(
         "deepspeed",

@@ -6,28 +6,36 @@ The hooks of a group run around its module, outside of a checkpoint inside it, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...algebra import Number, ceil_div
+from ...components.base import BY_TORCH
 from ...components.norm import Norm
+from ...evidence import compared
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
+from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
 from ...simulator.lowering import ENTRY, Frame, Path
 from ...simulator.meter import Place
 from ...simulator.profiles.context_parallel import RingAttention
 from ...simulator.strides import Shape
-from ...simulator.tensor import FLOAT8, UINT8, Dtype, Tensor, empty
+from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
 from .param_groups import Group, Parameter, Traffic
 
 
 class Layer(NamedTuple):
-    """A layer of a stack. path: the path of the stack's layers. layer_index: the index of the layer."""
+    """The parameters of a layer that are one group.
+
+    path: the path of the stack's layers. layer_index: the index of the layer.
+    has_experts: whether they are the layer's experts, which other ranks shard; false by default.
+    """
 
     path: str
     layer_index: int
+    has_experts: bool = False
 
 
 MODEL = Layer("", -1)
@@ -110,6 +118,8 @@ class FsdpProfile(RingAttention):
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)
+        if sharding.experts is not None and len(template.shape) == 3 and layer.layer_index >= 0:
+            layer, sharding = layer._replace(has_experts=True), sharding.experts
         is_eight_bits = template.dtype is UINT8 or self.gathers_float8(key, template)
         width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[key] = Parameter(
@@ -117,7 +127,7 @@ class FsdpProfile(RingAttention):
         )
         if layer not in self.groups:
             name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
-            self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
+            self.groups[layer] = Group(self.traffic, name, layer != HEAD, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
@@ -266,17 +276,65 @@ class FsdpProfile(RingAttention):
         path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
             return super().layer(module_call, x)
-        group, memory_meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
-        if group is None:
+        layer, memory_meter = Layer(path, layer_index), self.graph.meter
+        if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
+        groups = groups_of_layer(self.groups, layer)
         outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, path)
-        cast_input = group.pre_forward(x)
+        cast_input: Tensor | None = x
+        for group in groups:
+            cast_input = group.pre_forward(cast_input)
         assert cast_input is not None
         output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
-        group.post_forward([output])
+        for group in groups:
+            group.post_forward([output])
         memory_meter.place = outer_place
         return output
+
+    # --- experts of other ranks -------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_dispatch(self, operation: Step) -> None:
+        """Sends the rows to the ranks of their experts, and sorts received rows by expert.
+
+        Source: torchtitan, models/common/token_dispatcher.py, `AllToAllTokenDispatcher.dispatch`. Routing is even.
+        """
+        super().do_dispatch(operation)
+        value = operation.outs[0]
+        if self.sends_rows and operation.ins[0].rows != value.rows:
+            received = self._exchange(self.by_row(self.tensor_of(value), len(value.axes)))
+            self.store_tensor(value, self._reordered(received))
+
+    @compared(BY_TORCH)
+    def do_combine(self, operation: Step) -> None:
+        """Sends the experts' rows back, in the order in which they came."""
+        if self.sends_rows:
+            value = operation.ins[0]
+            rows = self.by_row(self.tensor_read_by(operation, value), len(value.axes))
+            self.values[id(value)] = self._exchange(self._reordered(rows))
+        super().do_combine(operation)
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether ranks divide the experts."""
+        return self.traffic is not None and self.traffic.sharding.experts is not None
+
+    def _reordered(self, rows: Tensor) -> Tensor:
+        """Returns rows in another order, by an index that autograd keeps."""
+        return self.t.index_select(rows, self.t.new_tensor((rows.shape[0],), INT64))
+
+    def _exchange(self, rows: Tensor) -> Tensor:
+        """Returns the rows that an all-to-all receives; its backward pass is another one."""
+        return record(
+            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
+        )
+
+
+def groups_of_layer(groups: Mapping[Layer, Group], layer: Layer) -> list[Group]:
+    """Returns the groups of a layer in the order in which they are gathered: its experts are the last one."""
+    layer_keys = (layer, layer._replace(has_experts=True))
+    return [groups[key] for key in layer_keys if key in groups]
 
 
 def torchtitan_name(name: str) -> str:

@@ -50,6 +50,8 @@ class Sharding:
     overlaps: whether compiled layers use asynchronous tensor parallelism, false by default.
     offloads: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`), false by
         default.
+    experts: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
+    is_of_experts: whether it is that of the experts' weights, false by default.
     """
 
     shards: int
@@ -65,6 +67,8 @@ class Sharding:
     copies_gathered: bool = False
     overlaps: bool = False
     offloads: bool = False
+    experts: Sharding | None = None
+    is_of_experts: bool = False
 
 
 class GatheredStorage(Storage):
@@ -125,6 +129,9 @@ class Parameter:
     ) -> None:
         self.has_partial_gradient: bool = has_partial_gradient
         rows, *row_shape = template.shape
+        divides_matrices = len(template.shape) == 3 and sharding.is_of_experts and rows < sharding.shards
+        if divides_matrices:  # torchtitan, distributed/fsdp.py: `Shard(1)` of fewer experts than ranks
+            rows, row_shape = row_shape[0], [rows, *row_shape[1:]]
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
         self.path: Path = path
@@ -136,7 +143,8 @@ class Parameter:
             dtype = gathered_dtype = UINT8
         with counted_as(memory_meter, "weights"):
             shard_storage = Storage(memory_meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
-        self.shard: Tensor = Tensor((shard_rows, *row_shape), dtype, shard_storage, leaf=template.leaf)
+        shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
+        self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(memory_meter, self.shard_elements * sharding.shards * width)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
@@ -219,10 +227,14 @@ class Group:
     all_gather_result: the buffer of an all-gather that was not copied out yet.
     forward_positions: its positions in the forward order that no backward pass has used.
     all_reduce_input: the input buffer of its last all-reduce over replicas.
+    sharding: how its parameters are sharded; None (default) for the sharding of `communication`.
+    prefetches_previous: whether the backward pass gathers the previous group ahead, true by default.
     """
 
-    def __init__(self, communication: Traffic, name: str, reshards: bool) -> None:
+    def __init__(self, communication: Traffic, name: str, reshards: bool, sharding: Sharding | None = None) -> None:
         self.traffic: Traffic = communication
+        self.sharding: Sharding = sharding or communication.sharding
+        self.prefetches_previous: bool = True
         self.name: str = name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
@@ -241,7 +253,7 @@ class Group:
 
     def step_collectives(self, microbatches: int, reductions: int) -> Iterator[Collective]:
         """Yields the group's collectives in a step. reductions: number of backward passes that reduce gradients."""
-        sharding = self.traffic.sharding
+        sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
@@ -268,7 +280,7 @@ class Group:
 
     def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
-        traffic, sharding = self.traffic, self.traffic.sharding
+        traffic, sharding = self.traffic, self.sharding
         size = self.gather_bytes
         with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
             if sharding.shards == 1:
@@ -281,7 +293,7 @@ class Group:
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
-        memory_meter, sharding = self.traffic.meter, self.traffic.sharding
+        memory_meter, sharding = self.traffic.meter, self.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
         cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
@@ -307,13 +319,13 @@ class Group:
         for parameter in self.parameters:
             self._copy_out(parameter)
         self.is_unsharded = True
-        if forward and traffic.sharding.shards > 1:
+        if forward and self.sharding.shards > 1:
             traffic.last_gathered = self.all_gather_result
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
         """Allocates an unsharded parameter; a single rank casts the shard first."""
-        sharding = self.traffic.sharding
+        sharding = self.sharding
         if sharding.shards == 1 and sharding.offloads:
             with counted_as(self.traffic.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
@@ -382,7 +394,8 @@ class Group:
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
             forward_order = self.traffic.forward_order
-            if not self.backward_prefetch and self.forward_positions and (index := self.forward_positions.pop()) > 0:
+            index = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
+            if index > 0 and self.prefetches_previous:
                 forward_order[index - 1].unshard(forward=False)
         for group in self.backward_prefetch:
             group.unshard(forward=False)
@@ -455,7 +468,7 @@ class Group:
 
         Its loop over the gradients keeps a reference to the last one.
         """
-        traffic, sharding = self.traffic, self.traffic.sharding
+        traffic, sharding = self.traffic, self.sharding
         elements = sum(parameter.shard_elements for parameter in with_grad)
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]

@@ -61,6 +61,11 @@ IN_FOUR_BITS = Term(
 )
 """Verification status of a run whose frozen weights are in 4 bits."""
 
+IN_EXPERT_GROUPS = Term(
+    "tensors", 0, "estimate", "torchtitan's all-to-all of rows and its groups of experts, with even routing", TORCH
+)
+"""Verification status of a run whose ranks divide the experts."""
+
 OFFLOADED = Term("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
 """Verification status of a run whose shards are on the host."""
 
@@ -141,7 +146,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
     rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
-    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     ring = ring_of(layout, rank)
     rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
 
@@ -233,6 +238,8 @@ def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors: Term, has_code
     tensors: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
     """
     memory_terms = [tensors, OFFLOADED] if fsdp_settings.offloads else [tensors]
+    if layout.ep > 1:
+        memory_terms.append(IN_EXPERT_GROUPS)
     if fsdp_settings.float8 is not None:
         memory_terms.append(IN_FLOAT8)
     elif layout.cp > 1:
@@ -319,7 +326,7 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
 def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
     spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
-    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers = {
         i: layer_stack.kind_repeats(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))

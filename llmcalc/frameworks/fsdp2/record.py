@@ -22,6 +22,7 @@ FRAMEWORK = Framework(
         untried=("ep",),
         sequence_parallel=True,
         fills_pipeline=True,
+        divides_weights=True,
         pipelines_on_request=True,  # a replay of `fully_shard` in a pipeline takes seconds
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again
     ),

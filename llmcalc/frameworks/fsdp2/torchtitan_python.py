@@ -21,7 +21,10 @@ from .torchtitan_file import read_job
 from .torchtitan_models import flavor
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
-"""Beginnings of the names of configurations → folders of torchtitan/models."""
+"""Folders of torchtitan/models, with which the names of their configurations begin."""
+
+MODEL_KEYS = ("model_spec.0", "model_spec.flavor", "model_spec.attn_backend")
+"""Arguments of a model that are read, or that change no memory here."""
 
 CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 """Class of the activation checkpointing → the mode in the TOML files."""
@@ -54,7 +57,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(text, source_file.where))
-        names = [name for name in configurations.functions if name.startswith(FAMILIES)] or [
+        names = [name for name in configurations.functions if _family_of(name)] or [
             name for name in configurations.functions if not name.startswith("_")
         ]
         words = [word for word in source_file.arguments if "=" not in word]
@@ -80,15 +83,19 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
-    family = next((family for family in FAMILIES if name.startswith(family)), None)
+    family = _family_of(name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
-    if family is None or not isinstance(model_size, str):
+    if not family or not isinstance(model_size, str):
         raise reader.wrong(
             "model_spec", f"the model of {name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}"
         )
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
         reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
+    for key, value in config.items():
+        is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converters) and CALLED not in key
+        if is_argument and value not in (None, "standard"):
+            reader.unknown[key[:80]] = "no argument of a model that is read"
     launched_run = read_job(_job_sections(reader, config), reader, flavor(family, model_size, reader.where))
     settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
@@ -97,6 +104,11 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if config.get("training.disable_cuda_graphs") is not True:
         reader.notes.append("CUDA graphs are not counted")
     return replace(launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21")
+
+
+def _family_of(name: str) -> str:
+    """Returns the model's folder of a configuration; empty for another model's, such as `qwen35_4b`."""
+    return next((family for family in FAMILIES if name.startswith(f"{family}_")), "")
 
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from itertools import pairwise
 
 from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
@@ -24,7 +25,7 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
-from .lowering import HEAD, MODEL, FsdpProfile, Layer
+from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, Layer, groups_of_layer
 from .param_groups import Group, Sharding, Traffic
 from .settings import Float8, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
@@ -173,8 +174,9 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
     """
-    if layout.ep > 1:
-        raise InputError(f"--ep {layout.ep}: with FSDP2 it is not modelled; expected 1")
+    if layout.ep > 1 and (layout.tp > 1 or layout.pp > 1):
+        other_option = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"
+        raise InputError(f"--ep {layout.ep}: with FSDP2 and {other_option} it is not modelled; expected one of the two")
     if not 0 <= rank < layout.world:
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
@@ -188,6 +190,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
         (adapters is not None and bool(adapters.copies), "--modules-to-save", "none"),
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
+        (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
         (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
         (training_config.master, "master weights beside shards in fp32", "--precision bf16-master"),
@@ -203,7 +206,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
-    return Sharding(
+    rank_sharding = Sharding(
         layout.shards,
         index,
         layout.hsdp_replicas,
@@ -216,6 +219,11 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         fsdp_settings.overlaps,
         fsdp_settings.offloads,
     )
+    if layout.ep == 1:
+        return rank_sharding
+    expert_shards = layout.expert_shards
+    experts = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
+    return replace(rank_sharding, experts=experts)
 
 
 class FsdpRun(TrainingRun):
@@ -287,11 +295,14 @@ def set_resharding_and_prefetch(
 
     stacks: per stack, the path of its layers.
     """
-    last_layer = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
+    last_layer = max((layer for layer in groups if layer.path == stacks[-1] and not layer.has_experts), default=MODEL)
     for layer, parameter_group in groups.items():
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and layer == last_layer)
+        is_last = layer[:2] == last_layer[:2]
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last)
         parameter_group.reshards = reshard and not stays_gathered
-    if fsdp_settings.prefetch:
+    if any(layer.has_experts for layer in groups):
+        _set_prefetch_beside_experts(groups, stacks)
+    elif fsdp_settings.prefetch:
         for path in stacks:
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
@@ -303,6 +314,21 @@ def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
             group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
         if i >= prefetched_layers:
             group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
+
+
+def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stacks: Sequence[str]) -> None:
+    """Sets that each layer gathers the next one ahead, in both passes, and all groups of it.
+
+    Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
+    """
+    layers = [layer for path in stacks for layer in sorted(groups) if layer.path == path and not layer.has_experts]
+    order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
+    gathered_together = [groups_of_layer(groups, layer) for layer in order]
+    for parameter_group in groups.values():
+        parameter_group.prefetches_previous = False
+    for first, second in pairwise(gathered_together):
+        first[-1].forward_prefetch = second
+        second[-1].backward_prefetch = first[::-1]
 
 
 def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:

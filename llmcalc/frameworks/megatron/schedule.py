@@ -81,6 +81,8 @@ class Interleaved:
     total: forward passes of a step.
     warmup: forward passes before the first backward pass.
     remaining: forward passes that are each followed by a backward pass.
+    prefetches: whether warm-up and cool-down receive the next pass's tensor before they run a pass; the first stage
+        receives inputs afterwards, and the last stage gradients.
     """
 
     def __init__(self, rank_run: RankRun) -> None:
@@ -104,6 +106,7 @@ class Interleaved:
         self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
         self.remaining: int = self.total - self.warmup
         self.overlaps: bool = not settings.no_overlap_p2p_communication
+        self.prefetches: bool = settings.overlap_p2p_communication_warmup_flush
         self.first: bool = stage_index == 0
         self.last: bool = stage_index == self.pp - 1
         self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
@@ -179,14 +182,23 @@ class Interleaved:
         receives_input, next_chunk = self.next_received(slot, True)
         receives_input = receives_input and slot != self.total - 1
         receives_gradient = slot == self.warmup - 1 and self.remaining > 0
+        index = slot % len(self.forward_buffer)
+        if self.prefetches and not self.first:
+            self.forward_buffer[index] = self.rank.receive_hidden() if receives_input else None
         self.output = self.forward(slot)
         if self.is_last(self.chunk_of(slot, True)):
             self.output = None
-        self.input_tensor = self.rank.receive_hidden() if receives_input else None
+        if not self.prefetches:
+            self.input_tensor = self.rank.receive_hidden() if receives_input else None
+        elif self.first:
+            self.forward_buffer[index] = self.rank.receive_hidden() if receives_input else None
         if receives_gradient and not self.overlaps:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
-        if receives_input:
+        if receives_input and not self.prefetches:
             self.inputs[next_chunk].append(self.input_tensor)
+        elif receives_input:
+            self.inputs[next_chunk].append(self.forward_buffer[index])
+            self.forward_buffer[(slot + 1) % len(self.forward_buffer)] = None
         if self.output is not None:
             self.output.free()
         if receives_gradient and self.overlaps and not self.last:
@@ -244,7 +256,16 @@ class Interleaved:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk = self.next_received(slot, False)
         receives_gradient = receives_gradient and slot != self.total - 1
+        index = slot % len(self.backward_buffer)
+        if self.prefetches and not self.last:
+            self.backward_buffer[index] = self.rank.receive_gradient() if receives_gradient else None
         self.input_gradient = self.backward(slot)
-        self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
-        if receives_gradient:
+        if not self.prefetches:
+            self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
+        elif self.last:
+            self.backward_buffer[index] = self.rank.receive_gradient() if receives_gradient else None
+        if receives_gradient and not self.prefetches:
             self.gradients[gradient_chunk].append(self.output_gradient)
+        elif receives_gradient:
+            self.gradients[gradient_chunk].append(self.backward_buffer[index])
+            self.backward_buffer[(slot + 1) % len(self.backward_buffer)] = None

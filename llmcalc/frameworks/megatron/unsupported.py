@@ -118,7 +118,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "delay_wgrad_compute",
         "ep_overlap_early_attn_memory_release",
         "overlap_dispatch_backward_with_experts_wgrad",
-        "overlap_p2p_communication_warmup_flush",
     ),
     "other kernels than those that run by default": (
         "batch_invariant_mode",

@@ -18,7 +18,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
-from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
+from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of, with_teacher
 
 READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
@@ -53,6 +53,9 @@ IGNORED = field_names("""
     early_stop_interval new_special_tokens predict_with_generate max_model_len
     """)
 """Arguments that do not change the memory of a training step of a language model."""
+
+TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
+"""Values of `--task_type` that compare the texts of a sample."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -110,19 +113,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
         rlhf_type = str(config.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
-        if rlhf_type not in ("", "grpo", *PAIRS):
+        if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
             raise reader.wrong(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
-                f"{shown(rlhf_type)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or "
-                "swift "
-                "sft or pt",
+                f"{shown(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or swift sft "
+                "or pt",
             )
         arguments = arguments_of(command_line.words, source_file.where)
         name = "--model" if "--model" in arguments else "--model_id_or_path"
         target = model_name(reader, name, arguments.get(name))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
-        if rlhf_type == "rm" and launched_run.layout.zero != 3:
+        if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
+        if rlhf_type == "gkd":
+            return with_teacher(reader, {**config, "model": target}, launched_run)
         if rlhf_type != "grpo":
             return launched_run
         completion = reader.size(config, "max_completion_length", 512)
@@ -157,9 +161,31 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
         return ()
     if task_type == "seq_cls":
         reader.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
-    else:
-        reader.unknown["--task_type"] = f"samples of '{task_type}' have several texts, whose losses are not modelled"
+    elif task_type not in TEXT_TASKS:
+        reader.unknown["--task_type"] = f"'{task_type}' is not modelled"
     return ("loss_type", "num_labels", "problem_type")
+
+
+def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
+    """Returns the sequences of one sample: those of a task that compares texts, else 1.
+
+    An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
+    variables say. Their heads make no logits of all words. Source: swift/template/base.py, `_embedding_data_collator`
+    and `_reranker_data_collator`; swift/model/register.py.
+    """
+    task_type = config.get("task_type")
+    if rlhf_type or task_type not in TEXT_TASKS:
+        return 1
+    if task_type == "embedding":
+        reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
+        return 2
+    positives, negatives = (
+        size_of(reader, name, reader.source.env.get(name, usual), least=least)
+        for name, usual, least in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
+    )
+    texts = positives * (1 + negatives)
+    reader.notes.append(f"--task_type {task_type}: {texts} texts a sample (MAX_NEGATIVE_SAMPLES {negatives})")
+    return texts
 
 
 def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
@@ -226,6 +252,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         "optim": reader.value(data, "optim", "adamw_torch_fused"),
         "attn_implementation": reader.value(data, "attn_impl", "sdpa"),
     }
+    table["per_device_train_batch_size"] *= _texts_of_sample(reader, data, rlhf_type)
     table |= {name: data.get(name) for name in PASSED_ON}
     table["bf16"] = table["torch_dtype"] == "bfloat16"
     table["fp16"] = not table["bf16"]
@@ -251,7 +278,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
         if bits == 4:
             table["use_bnb_nested_quant"] = reader.flag(data, "bnb_4bit_use_double_quant", True)
-    if rlhf_type not in ("", "grpo"):
+    if rlhf_type in PAIRS:
         reader.value(data, "rlhf_type", rlhf_type)
         table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
     config = data.get("deepspeed")

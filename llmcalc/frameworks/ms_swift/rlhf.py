@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...errors import shown
 from ...sources.huggingface.family import field_names
+from ..frozen_model import SecondLoss
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, LaunchReader, Table
 from ..launch.rollout import Rollout, States
+from ..launch.teacher import beside_teacher, format_of_logits
 from ..launch.trainer import kto_settings, pair_settings
 
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
@@ -47,6 +50,33 @@ GRPO_IGNORED = field_names("""
     """)
 """Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
 
+GKD_READ = field_names("""
+    teacher_model teacher_deepspeed teacher_model_server offload_teacher_model gkd_logits_topk beta sft_alpha use_vllm
+    vllm_mode
+    """)
+"""Arguments of distillation that are read."""
+
+GKD_IGNORED = frozenset(
+    (*GRPO_IGNORED, *field_names("lmbda seq_kd max_completion_length generation_batch_size steps_per_generation"))
+)
+"""Arguments of distillation that do not change the memory of a step: those of its samples."""
+
+GKD_BYTES_PER_LOGIT = {
+    "bfloat16": ((8, 6), (2, 2)),
+    "float32": ((28, 12), (15, 5)),
+    "autocast": ((30, 12), (17, 5)),
+}
+"""Format of the logits → (β strictly between 0 and 1, β of 0 or 1): bytes per logit of `jsd_loss` beyond those of the
+eager cross-entropy, and further ones of a chunk of tokens. Upper bounds, measured with torch on meta
+(tests/frameworks/launch/test_distillation.py).
+"""
+
+GKD_CHUNK = 512
+"""Tokens that `jsd_loss` compares at a time."""
+
+SFT_BYTES_PER_LOGIT = 12
+"""Bytes per logit of a cross-entropy beside the divergence: float32 logits, their log-softmax and its gradient."""
+
 OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
@@ -55,6 +85,14 @@ def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[st
     """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
     if not rlhf_type:
         return ()
+    if rlhf_type == "gkd":
+        if reader.flag(config, "use_vllm") and config.get("vllm_mode", "colocate") == "colocate":
+            raise reader.wrong(
+                "--use_vllm",
+                "an engine on the same devices is not modelled beside a teacher; expected --vllm_mode server",
+            )
+        reader.ignored += [argument_name for argument_name in config if argument_name in GKD_IGNORED]
+        return (*GKD_READ, *GKD_IGNORED, "rlhf_type")
     if rlhf_type != "grpo":
         if config.get("ref_model") is not None:
             reader.unknown["--ref_model"] = "a reference model of other weights is not modelled"
@@ -76,6 +114,37 @@ def sequences_of(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters:
         else pair_settings(reader, PAIRS[rlhf_type], run_settings)
     )
     return int(run_settings["batch"])
+
+
+def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
+    """Returns the run of `--rlhf_type gkd` with the teacher's weights and loss.
+
+    Without a teacher the trained model, or its frozen weights, are the teacher. A server's teacher sends the logarithms
+    of some words alone. Source: swift/rlhf_trainers/gkd_trainer.py and gkd_loss.py, swift/arguments/rlhf_args.py.
+    Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
+    """
+    for option in ("use_liger_kernel", "quant_bits", "gkd_logits_topk"):
+        if config.get(option) not in (None, False, "false"):
+            raise reader.wrong(f"--{option}", "with --rlhf_type gkd it is not modelled; expected none")
+    if config.get("teacher_model_server") is not None:
+        reader.notes.append("--teacher_model_server: the loss reads some words of each token, and is counted as SFT's")
+        return replace(launched_run, notes=tuple(reader.notes))
+    loaded_format = "float32" if config.get("torch_dtype") == "float32" else "bfloat16"
+    widths = GKD_BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)]
+    width, chunk_width = widths[reader.value(config, "beta", 0.5) in (0, 1)]
+    if config.get("sft_alpha") not in (None, 0):
+        width += SFT_BYTES_PER_LOGIT
+    loss = SecondLoss("swift/rlhf_trainers/gkd_loss.py", width, "divergence of logits", GKD_CHUNK, chunk_width)
+    teacher = config.get("teacher_model")
+    if teacher is None or (teacher == config.get("model") and launched_run.settings.get("lora_rank") is not None):
+        reader.notes.append("the model is its own teacher (self-distillation), without further weights")
+        return replace(launched_run, notes=tuple(reader.notes), frozen=loss)
+    stage = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
+    if stage not in ("", "zero0", "zero1", "zero2", "zero3"):
+        raise reader.wrong("--teacher_deepspeed", f"{shown(stage)[:60]} is not modelled; expected zero0 to zero3")
+    return beside_teacher(
+        reader, launched_run, "--teacher_model", str(teacher)[:200], loaded_format, loss, stage == "zero3"
+    )
 
 
 def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:

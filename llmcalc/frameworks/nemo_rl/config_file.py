@@ -71,7 +71,6 @@ OF_MEGATRON_CORE = {
 """Keys of `policy` that readers of Megatron-Core's named models read."""
 
 MODELLED: Mapping[str, tuple[Any, ...]] = {
-    "dtensor_cfg.expert_parallel_size": (1,),
     "megatron_cfg.optimizer.optimizer": ("adam",),
     "megatron_cfg.fine_grained_activation_offloading": (False,),
     "megatron_cfg.cuda_graph_impl": ("none",),
@@ -315,10 +314,19 @@ def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSet
         "expandable_segments:true" in str(policy.get(f"dtensor_cfg.env_vars.{name}", "")).lower()
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
+    ep = reader.size(policy, "dtensor_cfg.expert_parallel_size", 1)
+    if ep > 1 and (tp > 1 or (dp * cp) % ep):
+        raise reader.wrong(
+            "policy.dtensor_cfg.expert_parallel_size",
+            f"{ep}; expected a divisor of the {dp * cp} ranks of data and context, without tensor_parallel_size",
+        )
+    if ep > 1:
+        reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
     layout = Layout(
         tp=tp,
         cp=cp,
         dp=dp,
+        ep=ep,
         zero=3 if world_size > 1 else 0,
         hsdp_replicas=replicas,
         sequence_parallel=tp > 1 and reader.flag(policy, "dtensor_cfg.sequence_parallel"),

@@ -401,7 +401,8 @@ def check_torch(layout: Layout) -> None:
             f"--schedule {layout.schedule}: in torch's own kernels it is not modelled; expected 1f1b or interleaved"
         )
     if layout.zero:
-        raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework fsdp2 or deepspeed")
+        others = "deepspeed or megatron" if layout.zero == 1 else "fsdp2 or deepspeed"
+        raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework {others}")
     for name, size in (("cp", layout.cp), ("ep", layout.ep)):
         if size > 1:
             raise InputError(f"--{name} {size}: not in torch's own kernels; expected --framework megatron")

@@ -6,13 +6,9 @@ Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ...costs.params import params
-from ...errors import InputError, shown
-from ...sources.target import load
-from ..frozen_model import SecondLoss, Teacher
+from ..frozen_model import SecondLoss
 from ..launch.record import Launch, LaunchReader, Table
+from ..launch.teacher import beside_teacher, format_of_logits
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -41,27 +37,8 @@ def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_byte
     for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
         if reading.flag(data, option):
             raise reading.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
-    try:
-        teacher = load(name).model
-    except InputError as error:
-        raise reading.wrong(TEACHER, f"{shown(name)} cannot be read ({error}); expected a preset or a hub id") from None
-    beta = data.get("beta", 0.5)
-    dtype = "bfloat16" if loaded_bytes == 2 else "float32"
-    logits = "autocast" if launch.settings.get("precision") == "autocast" else dtype
-    width = BYTES_PER_LOGIT[logits][beta in (0, 1)]
+    loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
+    width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][data.get("beta", 0.5) in (0, 1)]
     is_divided = launch.framework == "deepspeed" and launch.layout.zero == 3
-    reading.notes.append(
-        f"the teacher, {name}, is on each device{' as a shard' if is_divided else ''}; completions that the trained "
-        "model generates (lmbda) need less than the training step and are not counted"
-    )
-    return replace(
-        launch,
-        notes=tuple(reading.notes),
-        frozen=Teacher(
-            SOURCE,
-            dtype=dtype,
-            ranks=launch.layout.dp if is_divided else 1,
-            parameters=params(teacher).total,
-            loss=SecondLoss(SOURCE, width, "divergence of logits"),
-        ),
-    )
+    loss = SecondLoss(SOURCE, width, "divergence of logits")
+    return beside_teacher(reading, launch, TEACHER, name, loaded_format, loss, is_divided)

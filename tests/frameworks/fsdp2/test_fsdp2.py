@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmcalc
 from llmcalc.components.base import Component
+from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
 from llmcalc.device_memory.estimate import memory
@@ -555,13 +556,60 @@ def test_what_many_layers_send() -> None:
     ]
 
 
+# --- experts of other ranks -------------------------------------------------------------------------------------------
+
+MIXTURE = "qwen3-30b-a3b?num_hidden_layers=2&num_experts=16&vocab_size=1024"
+
+
+@pytest.mark.parametrize(("ep", "dp"), [(2, 4), (4, 4), (4, 32)])
+def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: int) -> None:
+    """A rank's shards have the bytes that they have without such ranks; its own experts alone are gathered.
+
+    Of more ranks than experts each has a part of every matrix (torchtitan, distributed/fsdp.py, `Shard(1)`).
+    """
+    spec = llmcalc.load(MIXTURE).model
+    assert spec.decoder is not None
+    experts = 2 * 16 * 3 * 2048 * 768
+    dense = params(spec).total - experts
+    run = Training(batch=1, seq=64)
+    layout = Layout(dp=dp, ep=ep, zero=3)
+    device = fsdp_memory(spec, run, layout, 1)
+    shards = device.moments["step"]["weights"] // 4
+    assert abs(shards - (dense + experts) / dp) <= 2048  # rows of small tensors are padded
+    found = [one for one in communication(spec, run, layout) if one.bytes * ep == 2 * experts // 2]
+    assert sum(one.times for one in found if one.kind == "all_gather") == (0 if ep == dp else 2 + 1)
+    assert {one.ranks for one in found} == (set() if ep == dp else {dp // ep})
+    gathered = [fsdp_memory(spec, run, one, 1).moments["forward"]["weights"] for one in (layout, replace(layout, ep=1))]
+    assert gathered[0] < gathered[1]
+
+
+def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
+    """Two all-to-alls in each pass, each with as many rows as tokens choose experts."""
+    spec = llmcalc.load(MIXTURE).model
+    run = FsdpRun(
+        spec,
+        Training(batch=1, seq=64),
+        sharding(Training(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
+        program=rank_program(spec, layout, 0),
+    )
+    run.set_up()
+    run.next_batch()
+    sent: list[int] = []
+    exchange = run.lowering._exchange
+    run.lowering._exchange = lambda rows: (sent.append(rows.shape[0]), exchange(rows))[1]  # type: ignore[method-assign]
+    run.forward_and_backward()
+    assert sent == [64 * 8] * 2 * 2
+    with pytest.raises(InputError, match="adapters where ranks divide the experts"):
+        sharding(Training(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("layout", "rank", "changes", "words"),
     [
-        (Layout(ep=2, dp=2, zero=3), 0, {}, "--ep 2: with FSDP2 it is not modelled; expected 1"),
+        (Layout(ep=2, dp=2, tp=2, zero=3), 0, {}, "--ep 2: with FSDP2 and --tp 2 it is not modelled"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
         (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
         (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),

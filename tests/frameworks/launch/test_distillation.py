@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import yaml
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.frozen_model import Teacher
+from llmcalc.frameworks.frozen_model import SecondLoss, Teacher
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK
 from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
 from tests.simulator.witness import Alive
 
@@ -71,10 +73,38 @@ def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> tor
     return by_logit.sum()
 
 
-def peak_per_logit(dtype: torch.dtype, beta: float | None, float32_logits: bool) -> int:
+def divergence_in_chunks(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """The same of selected tokens, 512 at a time, with Kullback-Leibler divergences by torch's exp and sum.
+
+    As ms-swift calls torch's functions (swift/rlhf_trainers/gkd_loss.py).
+    """
+
+    def kl_divergence(inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (torch.exp(target) * (target - inputs)).sum(-1)
+
+    selected = torch.zeros(len(student), dtype=torch.int64, device=student.device)
+    student, teacher = student[selected], teacher[selected]
+    student, teacher = student / 0.9, teacher / 0.9
+    share = torch.tensor(beta, dtype=student.dtype, device=student.device)
+    log_share, log_rest = torch.log(share), torch.log1p(-share)
+    total = student.new_zeros(())
+    for start in range(0, len(student), GKD_CHUNK):
+        p, q = (F.log_softmax(logits[start : start + GKD_CHUNK], -1) for logits in (student, teacher))
+        if beta in (0, 1):
+            by_token = kl_divergence(p, q) if beta == 0 else kl_divergence(q, p)
+        else:
+            mixture = torch.logsumexp(torch.stack([p + log_rest, q + log_share]), 0)
+            by_token = share * kl_divergence(mixture, q) + (1 - share) * kl_divergence(mixture, p)
+        total = total + by_token.sum()
+    return total
+
+
+def peak_per_logit(
+    dtype: torch.dtype, beta: float | None, float32_logits: bool, tokens: int = TOKENS, loss_of: Any = divergence
+) -> float:
     """Bytes per logit at the peak of a loss and its backward pass. beta: None for the eager cross-entropy."""
-    hidden, head = (torch.empty(n, WIDTH, dtype=dtype, device="meta", requires_grad=True) for n in (TOKENS, VOCABULARY))
-    labels = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
+    hidden, head = (torch.empty(n, WIDTH, dtype=dtype, device="meta", requires_grad=True) for n in (tokens, VOCABULARY))
+    labels = torch.zeros(tokens, dtype=torch.int64, device="meta")
     tracker = Alive([hidden, head, labels])
     with tracker:
         logits = hidden @ head.T
@@ -85,9 +115,9 @@ def peak_per_logit(dtype: torch.dtype, beta: float | None, float32_logits: bool)
                 of_teacher = hidden @ head.T
             if float32_logits:
                 logits, of_teacher = logits.float(), of_teacher.float()
-            loss = divergence(logits, of_teacher, beta)
+            loss = loss_of(logits, of_teacher, beta)
         loss.backward()  # type: ignore[no-untyped-call]
-    return tracker.peak // (TOKENS * VOCABULARY)
+    return tracker.peak / (tokens * VOCABULARY)
 
 
 @pytest.mark.parametrize("logits", BYTES_PER_LOGIT)
@@ -96,7 +126,51 @@ def test_the_bytes_of_the_loss_are_torchs(logits: str) -> None:
     of_cross_entropy = peak_per_logit(dtype, None, False)
     for betas, expected in zip(((0.5,), (0, 1)), BYTES_PER_LOGIT[logits], strict=True):
         for beta in betas:
-            assert peak_per_logit(dtype, beta, logits == "autocast") - of_cross_entropy == expected
+            assert int(peak_per_logit(dtype, beta, logits == "autocast")) - int(of_cross_entropy) == expected
+
+
+@pytest.mark.parametrize("logits", GKD_BYTES_PER_LOGIT)
+def test_the_bytes_of_a_loss_in_chunks_are_an_upper_bound_of_torchs(logits: str) -> None:
+    dtype = torch.float32 if logits == "float32" else torch.bfloat16
+    for betas, (width, chunk_width) in zip(((0.5,), (0, 1)), GKD_BYTES_PER_LOGIT[logits], strict=True):
+        for beta, tokens in product(betas, (512, 2048, 8192)):
+            peak = peak_per_logit(dtype, beta, logits == "autocast", tokens, divergence_in_chunks)
+            more = peak - peak_per_logit(dtype, None, False, tokens)
+            assert more - 0.02 <= width + chunk_width * GKD_CHUNK / tokens <= more + (5.3 if beta == 0 else 2.3)
+
+
+SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
+
+
+def distilled(more: str) -> Launch:
+    return launch_of(f"{SWIFT} {more}", "gkd.sh", None, folder=FILES)
+
+
+def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:
+    whole = distilled("--teacher_model Qwen/Qwen2.5-7B")
+    assert teacher(whole).bytes(LARGE, "bfloat16") == 2 * LARGE
+    assert teacher(distilled("--teacher_model Qwen/Qwen2.5-7B --deepspeed zero3")).ranks == 4
+    alone = "--teacher_model Qwen/Qwen2.5-7B --deepspeed zero3 --teacher_deepspeed zero0"
+    assert teacher(distilled(alone)).ranks == 1
+    loss = teacher(whole).loss
+    assert loss is not None
+    assert (loss.width, loss.chunk, loss.chunk_width) == (8, 512, 6)
+    assert isinstance(distilled("--sft_alpha 0.1").frozen, SecondLoss)
+    assert distilled("--teacher_model_server http://localhost:8000").frozen is None
+    for more, words in (
+        (
+            "--use_vllm true --sleep_level 1",
+            "--use_vllm: an engine on the same devices is not modelled beside a teacher",
+        ),
+        ("--teacher_model Qwen/Qwen2.5-7B --use_liger_kernel true", "--use_liger_kernel: with --rlhf_type gkd"),
+        (
+            "--teacher_model Qwen/Qwen2.5-7B --teacher_deepspeed zero3_offload",
+            "'zero3_offload' is not modelled; expected zero0",
+        ),
+        ("--teacher_model Qwen/Qwen2.5-7B --teacher_deepspeed own.json", "'own.json' is not modelled"),
+    ):
+        with pytest.raises(InputError, match=words):
+            distilled(more)
 
 
 def test_what_is_not_modelled_is_named() -> None:

@@ -398,8 +398,8 @@ def test_stages_count_embedding_and_head_as_layers() -> None:
 
 COMMANDS = [
     ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
-    ("swift rlhf --rlhf_type gkd --model a/b", "swift rlhf --rlhf_type: 'gkd': its teacher or critic is not modelled"),
-    ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
+    ("swift rlhf --rlhf_type ppo --model a/b", "swift rlhf --rlhf_type: 'ppo': its critic is not modelled"),
+    ("swift sft --task_type diffusion --model a/b", "--task_type ('diffusion' is not modelled)"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     (
         "python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' actor_rollout_ref.model.path=a/b "
@@ -536,6 +536,45 @@ def test_records_have_a_name_of_their_own() -> None:
     assert len(set(names)) == len(names)
     assert len(program_files()) > len(PROGRAMS)
     assert all(any((file.read, file.read_command, file.read_python)) for file in program_files())
+
+
+def test_configurations_of_a_model_whose_name_only_begins_alike_are_not_read() -> None:
+    """`qwen35_4b` is of torchtitan/models/qwen3_5, whose model is another one than that of qwen3_4b."""
+    text = FILES["torchtitan_configs.py"].replace("llama3_debug", "qwen35_4b").replace("debugmodel", "4B")
+    with pytest.raises(InputError, match="the model of qwen35_4b is not read"):
+        launch_of(text, "config_registry.py", arguments=("qwen35_4b",))
+    of_qwen3 = text.replace("qwen35_4b", "qwen3_4b")
+    assert launch_of(of_qwen3, "config_registry.py", arguments=("qwen3_4b",)).framework == "fsdp2"
+    for argument in ("num_mtp_layers=1", 'moe_comm_backend="deepep"'):
+        changed = of_qwen3.replace('("4B")', f'("4B", {argument})')
+        with pytest.raises(InputError, match=f"model_spec.{argument.partition('=')[0]} .no argument of a model"):
+            launch_of(changed, "config_registry.py", arguments=("qwen3_4b",))
+
+
+def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
+    job = "[model]\nname = 'qwen3'\nflavor = 'debugmodel_moe'\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"
+    launch = launch_of(job + "[parallelism]\nexpert_parallel_degree = 4\n", "job.toml", 8)
+    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards, launch.layout.zero) == (8, 4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "task", "texts"),
+    [
+        ("", "embedding --loss_type infonce", 2),
+        ("", "reranker --loss_type pointwise_reranker", 8),
+        ("MAX_NEGATIVE_SAMPLES=1", "generative_reranker --loss_type listwise_reranker", 2),
+        ("MAX_POSITIVE_SAMPLES=2 MAX_NEGATIVE_SAMPLES=3", "reranker", 8),
+        ("", "seq_cls --num_labels 2", 1),
+    ],
+)
+def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts: int) -> None:
+    """Their heads make no logits of all words, unlike that of a classifier, which is counted as the model's."""
+    command = (
+        f"{variables} swift sft --model Qwen/Qwen3-Embedding-4B --per_device_train_batch_size 4 --task_type {task}"
+    )
+    settings = launch_of(command, "texts.sh").settings
+    assert settings["batch"] == 4 * texts
+    assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""A teacher on the devices of the model that learns from it: its weights and the loss between both models' logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...costs.params import params
+from ...errors import InputError, shown
+from ...sources.target import load
+from ..frozen_model import SecondLoss, Teacher
+from .record import Launch, LaunchReader
+
+
+def format_of_logits(launch: Launch, loaded_format: str) -> str:
+    """Returns the number format of a run's logits, or `autocast`. loaded_format: that of a model as it is loaded."""
+    return "autocast" if launch.settings.get("precision") == "autocast" else loaded_format
+
+
+def beside_teacher(
+    reader: LaunchReader,
+    launch: Launch,
+    option: str,
+    name: str,
+    loaded_format: str,
+    loss: SecondLoss,
+    is_divided: bool,
+) -> Launch:
+    """Returns the run with a teacher's weights and loss.
+
+    option: the argument that names the teacher.
+    loaded_format: number format of its weights.
+    is_divided: whether ZeRO-3 divides them over the devices.
+    Raises `InputError` for a teacher that cannot be read.
+    """
+    try:
+        teacher = load(name).model
+    except InputError as error:
+        raise reader.wrong(option, f"{shown(name)} cannot be read ({error}); expected a preset or a hub id") from None
+    reader.notes.append(
+        f"the teacher, {name}, is on each device{' as a shard' if is_divided else ''}; completions that the trained "
+        "model generates (lmbda) need less than the training step and are not counted"
+    )
+    return replace(
+        launch,
+        notes=tuple(reader.notes),
+        frozen=Teacher(
+            loss.source,
+            dtype=loaded_format,
+            ranks=launch.layout.dp if is_divided else 1,
+            parameters=params(teacher).total,
+            loss=loss,
+        ),
+    )
