@@ -151,10 +151,10 @@ PENALTIES = (AS_ONE, Penalty(10.0))
 """How much the factors are kept near each other: as one, or somewhat by themselves."""
 
 LOOSE_PENALTIES = (Penalty(1.0), Penalty(0.3))
-"""Penalties of factors that are nearly free, used where runs that are left out keep at most `LOOSE_GAIN` of their error.
+"""Penalties of factors that are nearly free, used where they leave at most `LOOSE_GAIN` of the error of runs left out.
 
-Used wherever they are a little better, they raised the error of the other half of a source by more than a tenth in 12 of
-160 cases (40 sources), in place of 6.
+Used wherever they are a little better, they raised the error of the other half of a source by more than a tenth in 12
+of 160 cases (40 sources), in place of 6.
 """
 
 LOOSE_GAIN = 0.5
