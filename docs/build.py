@@ -304,10 +304,16 @@ and scrolls a broad table.
 """
 
 
+DRAWING = re.compile(r'<p>(<img [^>]*\.svg" />)</p>')
+"""A drawing in a page of HTML, alone in its paragraph."""
+
+
 def accessible(folder: Path) -> None:
-    """Changes what the theme's script makes so that axe-core finds nothing in it. Raises `RuntimeError` where it makes
-    something else.
+    """Changes what the theme's script makes so that axe-core finds nothing in it, and lets drawings scroll by
+    themselves. Raises `RuntimeError` where the script makes something else.
     """
+    for file in folder.rglob("*.html"):
+        file.write_text(DRAWING.sub(r'<div class="drawing" tabindex="0">\1</div>', file.read_text()))
     for place in languages():
         (bundle,) = (folder / place / "assets" / "javascripts").glob("bundle.*.js")
         script = bundle.read_text()

@@ -457,7 +457,8 @@ def plan(
 ) -> ReportedAnswer:
     """Ranks the layouts over many devices that fit, best first: `.result.plan`; `.ok` says whether one fits.
 
-    global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
+    global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens.
+    rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
         is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.

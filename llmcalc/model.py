@@ -245,6 +245,13 @@ class ModelSpec(Part):
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model
 
+    @property
+    def model_without_tokens(self) -> str:
+        """What the model is called if it gives no tokens, as it reads its input once or has no language-model head."""
+        if self.one_pass_model or isinstance(self.head, LMHead):
+            return self.one_pass_model
+        return "a model without a language-model head"
+
     def __repr__(self) -> str:
         depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
         return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"

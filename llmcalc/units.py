@@ -6,7 +6,8 @@ Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import InputError, suggest
 
@@ -109,18 +110,23 @@ def amount(value: float, unit: str) -> str:
 
 
 class Scale(NamedTuple):
-    """The unit of a table's column: `name` is for the heading, `write` prints the cells."""
+    """The unit of a table's column: `name` is for the heading, `write` prints the cells.
+
+    write_small: writes a value that would be 0.00 in this unit, in a smaller unit with its name.
+    """
 
     factor: int
     name: str
+    write_small: Callable[[Any], str]
 
     def write(self, value: float) -> str:
-        """Prints the value in this unit with two decimals; a positive value below 0.005 is `<0.01`."""
+        """Prints the value in this unit with two decimals; a value below 0.005 has a smaller unit: `4.00 KiB`."""
         scaled_value = value / self.factor
-        return "<0.01" if 0 < scaled_value < 0.005 else f"{scaled_value:,.2f}".replace("-", "−")
+        is_small = 0 < abs(scaled_value) < 0.005
+        return (self.write_small(value) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
 
 
-GIB = Scale(1024**3, "GiB")
+GIB = Scale(1024**3, "GiB", memory)
 """The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
 
 
@@ -129,22 +135,22 @@ def decimal_scale(value: float, unit: str) -> Scale:
 
     For a column, pass its total or its smallest value.
     """
-    return _scale(value, 1000, SI_PREFIXES, unit)
+    return _scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
 
 
 def memory_scale(value: float) -> Scale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _scale(value, 1024, BINARY_PREFIXES, "B")
+    return _scale(value, 1024, BINARY_PREFIXES, "B", memory)
 
 
 def count_scale(value: float) -> Scale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _scale(value, 1000, COUNT_SUFFIXES, "")
+    return _scale(value, 1000, COUNT_SUFFIXES, "", count)
 
 
-def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> Scale:
+def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]) -> Scale:
     _, prefix = _in_largest_unit(value, base, prefixes)
-    return Scale(base ** prefixes.index(prefix), prefix + unit)
+    return Scale(base ** prefixes.index(prefix), prefix + unit, write_small)
 
 
 def flops(value: float) -> str:

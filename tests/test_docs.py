@@ -236,6 +236,15 @@ def test_the_search_of_chinese_pages_answers_in_chinese(site: Path) -> None:
 
 
 @pytest.mark.browser
+def test_a_drawing_scrolls_by_itself(site: Path) -> None:
+    """On a narrow screen drawings were made smaller until their letters could not be read."""
+    texts = [file.read_text() for file in site.rglob("*.html")]
+    drawings = [drawing for text in texts for drawing in re.findall(r'.*<img [^>]*\.svg" />', text)]
+    assert len(drawings) > 20
+    assert [drawing for drawing in drawings if '<div class="drawing" tabindex="0"><img' not in drawing] == []
+
+
+@pytest.mark.browser
 def test_plots_of_chinese_pages_have_chinese_words(site: Path) -> None:
     """What is left in English are names of models, paths of nodes and symbols; every word of labels.toml is in some
     plot.

@@ -113,8 +113,8 @@ class PresetPage:
 <p class="go"><a href="../../#m={escape(preset.name)}">Open in the calculator</a> to change context, batch, number
 formats and accelerators, or to compare it with other models.</p>
 <h2>Where the parameters are</h2>
-<img src="{PICTURE}" width="{WIDTH}" height="{HEIGHT}" alt="{escape(self.shares_text())}">
-<p class="quiet in-words">{escape(self.shares_text())}</p>
+{self.bar()}
+<p class="quiet"><a href="{PICTURE}">The same as a picture</a>, with the numbers above.</p>
 <h2>The same on the command line</h2>
 <pre><code>llmcalc params {escape(preset.name)}
 llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(preset.name)}</code></pre>
@@ -139,6 +139,26 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
         """The picture in words."""
         parts = (f"{named(part)} {units.percent(share)}" for part, share in self.shares.items() if share >= SMALLEST)
         return f"Parameters of {self.preset.display}: {', '.join(parts)}."
+
+    def bar(self) -> str:
+        """The shares of the components as a bar as wide as the page, and their names below it in its letters."""
+        start, boxes = 0.0, []
+        for part, share in self.shares.items():
+            place = f'x="{100 * start:.3f}%" width="{100 * share:.3f}%"'
+            boxes.append(f'<rect {place} height="40" fill="{COMPONENTS.get(part, OTHER)}"/>')
+            start += share
+        names = [
+            f'<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" rx="3" '
+            f'fill="{COMPONENTS.get(part, OTHER)}"/></svg>{escape(named(part))} <b>{units.percent(share)}</b></li>'
+            for part, share in self.shares.items()
+            if share >= SMALLEST
+        ]
+        label = escape(self.shares_text())
+        drawn, listed = "".join(boxes), "\n".join(names)
+        return f"""<svg class="shares" role="img" aria-label="{label}" width="100%" height="40">{drawn}</svg>
+<ul class="parts">
+{listed}
+</ul>"""
 
     def svg(self, urls: dict[str, str]) -> str:
         """A picture that stands alone: the shares of the components, the headline numbers, and its source."""

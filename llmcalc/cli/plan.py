@@ -29,7 +29,10 @@ def command(
     time_options: TimeOptions,
     global_batch: Annotated[
         int | None,
-        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
+        length_option(
+            "--global-batch",
+            text="Sequences per step of all devices; default one micro-batch per device, at most about 4M tokens.",
+        ),
     ] = None,
     rows: Annotated[
         int, length_option("--rows", text="Number of best layouts to replay on the allocator and to show.")

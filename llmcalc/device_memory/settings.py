@@ -7,14 +7,12 @@ these settings is in `device_memory/simulated_run.py`, what stays in memory in `
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from ..units import dtype
 from ..workload.execution import (
     AttentionImplementation,
     CrossEntropy,
@@ -37,7 +35,17 @@ from ..workload.setting import (
     option,
     training_option,
 )
-from .optimizers.registry import DEFAULT, NAMES, optimizer
+from .optimizers.registry import DEFAULT, NAMES
+from .setting_checks import (
+    check_cache_format,
+    check_capacity,
+    check_fake_quantization,
+    check_number_format,
+    check_optimizer,
+    check_probability,
+    check_recompute,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from ..model import ModelSpec
@@ -80,69 +88,6 @@ SERVED_TOKENS = 8192
 
 MOST_MICROBATCHES = 2**20
 """The most micro-batches per step. From the second on all are alike, so two are replayed."""
-
-
-def check_number_format(option_name: str, value: str) -> str:
-    """Returns the full name of a number format. Raises `InputError` for an unknown number format."""
-    try:
-        return dtype(value)
-    except InputError as error:
-        raise InputError(f"{option_name}: {error}") from None
-
-
-def check_cache_format(option_name: str, value: str) -> str:
-    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown cache format."""
-    from ..costs.cache_formats import cache_format
-
-    try:
-        cache_format(value)
-    except InputError as error:
-        raise InputError(f"{option_name}: {error}") from None
-    return value
-
-
-def check_optimizer(option_name: str, value: str) -> str:
-    """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
-    return value if value in NAMES else optimizer(value, option_name).name
-
-
-def check_recompute(option_name: str, value: str) -> str:
-    """Returns the value of `recompute` unchanged. Raises `InputError` for an invalid value."""
-    recompute_of(value)
-    return value
-
-
-def check_capacity(option_name: str, value: str) -> str:
-    """Returns the value of `moe` unchanged. Raises `InputError` for an invalid value."""
-    from ..workload.expert_capacity import capacity_of
-
-    capacity_of(value)
-    return value
-
-
-def check_fake_quantization(option_name: str, value: str) -> str:
-    """Returns the value of `fake_quantize` unchanged. Raises `InputError` for an invalid value."""
-    from ..workload.fake_quantization import fake_quantization_of
-
-    fake_quantization_of(value)
-    return value
-
-
-def check_probability(option_name: str, value: float) -> float:
-    """Returns a dropout probability. Raises `InputError` unless it is at least 0 and below 1."""
-    if not 0 <= value < 1:
-        raise InputError(f"{option_name} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
-    return value
-
-
-def check_version(option_name: str, value: str) -> str:
-    """Returns a version number such as 2.4.1. Raises `InputError` for any other text."""
-    if not _VERSION.fullmatch(value):
-        raise InputError(f"{option_name} {value}: not a version; expected one such as 2.4.1")
-    return value
-
-
-_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
 
 def _scheme_names() -> Iterable[str]:

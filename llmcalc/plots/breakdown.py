@@ -36,7 +36,8 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
     """
     bars = _node_bars(timed_run, depth)
     time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(timed_run)]
-    figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
+    has_long_names = is_narrow() and any(" (" in name for name, _ in bars)  # of two lines each
+    figure = new_figure(9, 2.2 + (0.4 if has_long_names else 0.3) * (len(time_parts) + 1 + len(bars)))
     heights = (len(time_parts) + 1.6, len(bars) + 0.6)
     parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
     draw_parts(parts_axes, timed_run, time_parts)

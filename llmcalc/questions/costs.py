@@ -9,6 +9,7 @@ from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
+from ..studies.step_size import usual_batch
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .options import CostOptions, ServeOptions, TimeOptions
@@ -18,9 +19,6 @@ from .times import fastest_plan
 
 USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
-
-USUAL_STEP_TOKENS = 2**22
-"""Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
 
 
 def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
@@ -63,7 +61,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     assert options.tokens is not None
     question, assumed_options = _with_usual_step(question, options)
     assert question.settings.seq is not None
-    batch = options.global_batch or _usual_batch(question.settings.seq, devices)
+    batch = options.global_batch or usual_batch(question.settings.seq, devices)
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     step_count = -(-options.tokens // step_tokens)
@@ -98,14 +96,6 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
         settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
     return replace(question, settings=settings), assumed_options
-
-
-def _usual_batch(seq: int, devices: int) -> int:
-    """Returns the usual number of sequences in a training batch: about 4M tokens, divided over the replicas."""
-    target_sequences = max(1, USUAL_STEP_TOKENS // seq)
-    if devices <= target_sequences:
-        return round(target_sequences / devices) * devices
-    return next(number for number in range(target_sequences, 0, -1) if devices % number == 0)
 
 
 def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:

@@ -163,9 +163,9 @@ def _model_of_server(
     preset, scheme = known
     note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
-        f"{preset.name} in {scheme}, which a TARGET or --quantize replaces"
+        f"{preset.name} in {scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
-    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
+    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme or None
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:

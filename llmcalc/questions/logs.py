@@ -73,8 +73,8 @@ class _LoggedRun:
         if preset is None and (known := known_checkpoint(self.reading.model)) is not None:
             preset, self.scheme_in_name = known
             self.notes.append(
-                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in {self.scheme_in_name}, which "
-                "a TARGET or --quantize replaces"
+                f"the log names {one_line(self.reading.model)}: taken as {preset.name} in "
+                f"{self.scheme_in_name or 'its published format'}, which a TARGET or --quantize replaces"
             )
         needs_model = self.reading.program in FOLDERS or any(
             term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
@@ -207,7 +207,7 @@ def _engine_run(
             f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
         )
     flags, notes = read_flags(log_reading, record)
-    logged_run.notes.extend(notes)
+    logged_run.notes.extend([*notes, *filter(None, [log_reading.note])])
     cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
     if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
         flags[CACHE_SIZE] = cache
@@ -332,6 +332,8 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
         return "", ""
     furthest = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
     wrong_term = "kv_cache" if furthest is None else furthest.term.name
+    if log_reading.note and not change and wrong_term in ("profile_run", "kv_cache"):
+        return wrong_term, ""  # what compiled is off, which no flag changes
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
     advised = log_reading.flag if wrong_term == "kv_cache" else ""
     return wrong_term, change or advised or flags.get(wrong_term, "")

@@ -138,7 +138,11 @@ class TimeOptions:
         ),
     ] = None
     global_batch: Annotated[
-        int | None, listed("Sequences per step of all devices; default one micro-batch per replica.")
+        int | None,
+        listed(
+            "Sequences per step of all devices; default one micro-batch per replica, of a chosen layout at most about "
+            "4M tokens."
+        ),
     ] = None
     context: Annotated[int | None, listed("In prefill, tokens of each sequence cached before the prompt.", least=0)] = (
         None

@@ -19,7 +19,7 @@ from ..workload.setting import option
 from ..workload.validation import LARGEST
 from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
-from .times import DEFAULT_ENGINE, stack_of_engine, timed_run
+from .times import stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -78,22 +78,22 @@ def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
-    from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
     from ..studies.server import Limits
     from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import Requests
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
-    if preset.model.one_pass_model:
+    if preset.model.model_without_tokens:
         raise InputError(
-            f"{preset.model.one_pass_model} generates no tokens to serve; expected a decoder, or llmcalc time for a "
-            "pass over its input"
+            f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
+            "for a pass over its input"
         )
     trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
-    record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
+    record, version = engine_and_version(options.engine or USUAL_ENGINE)
     if record.layout_flags is None:
         engines = [name for name in FOLDERS if engine(name).layout_flags is not None]
         raise InputError(
@@ -117,7 +117,7 @@ def serve_study(
     requests = Requests(input, output, int(cached_share * input))
     limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
-    stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
+    stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,

@@ -20,6 +20,7 @@ from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
+    from ..accelerator import Hardware
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
     from ..parallel.layout_request import LayoutRequest
@@ -43,7 +44,7 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
     can_train = options.stack in stack_names("training")
     if options.global_batch is not None or can_train:
         return settings.with_(phase="training")
-    reads_prompt = bool(question.preset.model.one_pass_model) or options.server or options.context is not None
+    reads_prompt = bool(question.preset.model.model_without_tokens) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
@@ -118,7 +119,8 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         else:
             candidate, record = fastest.plan.feasible[0], fastest.framework
             memory = fastest.estimates.with_recompute(candidate.recompute).memory
-            layout, micro_batches, chosen_options = candidate.layout, candidate.micro_batches, candidate.options
+            layout, micro_batches = candidate.layout, candidate.micro_batches
+            chosen_options = f"{candidate.options} {fastest.assumed_batch}".strip()
         settings = time_settings(question, record, options)
     adapters = memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
@@ -295,7 +297,7 @@ def ask_timed_plan(
 def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
-    from ..studies.run_time import TimeSettings, time_inference
+    from ..studies.run_time import TimeSettings, in_format_of_stack, time_inference
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
@@ -312,44 +314,37 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(name)}: is of training; expected --phase training")
     with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
         settings = TimeSettings(
-            options.stack or (stack_of_engine(options.engine) if options.engine else usual_stack(hardware, memory)),
+            options.stack
+            or (stack_of_engine(options.engine, hardware) if options.engine else usual_stack(hardware, memory)),
             options.overlap,
             options.nic,
             factors=options.factors or UNCHANGED,
         )
-        is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
-        if is_float32 and settings.supporting_stack("decode").halves_float32:
-            question = replace(question, settings=question.settings.with_(dtype="bfloat16"))
-            memory = question.on_one_device()
-        layout = serving_layout(question)
+        memory = in_format_of_stack(memory, settings.supporting_stack("decode"))
+        layout = serving_layout(memory, hardware, layout_request)
         return time_inference(memory, hardware, layout, settings, cached_tokens, options.server)
 
 
-def serving_layout(question: RunQuestion) -> Layout:
+def serving_layout(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout:
     """Returns the layout of an inference pass: the requested layout, or as many replicas as fit the devices."""
     from ..studies.fit_serving import serving_replicas
 
-    assert question.hardware is not None
-    if not question.layout.is_undivided:
-        return question.layout.layout()
-    inference = replace(question, settings=question.settings.with_(phase="inference"))
-    return serving_replicas(inference.on_one_device(), question.hardware, question.layout)[1].layout
+    if not layout_request.is_undivided:
+        return layout_request.layout()
+    return serving_replicas(memory.with_(phase="inference"), hardware, layout_request)[1].layout
 
 
-DEFAULT_ENGINE = "vllm"
-"""The engine of an inference run that names none: what most servers run."""
-
-
-def stack_of_engine(engine: str | None) -> str:
+def stack_of_engine(engine: str | None, hardware: Hardware) -> str:
     """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
-    Raises `InputError` for an unknown engine.
+    Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """
-    from ..frameworks.engines.registry import FOLDERS, engine_and_version
+    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine_and_version
+    from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import numbers_of
     from ..timing.stack import stack_names
 
-    name = (engine or DEFAULT_ENGINE).partition("==")[0].strip().lower()
+    name = (engine or USUAL_ENGINE).partition("==")[0].strip().lower()
     if name not in FOLDERS and engine is not None and "==" not in engine and name in stack_names("inference"):
         return name
     if name not in FOLDERS:
@@ -358,5 +353,11 @@ def stack_of_engine(engine: str | None) -> str:
             f"--engine {shown(engine)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
             f"or one of {', '.join(names)}"
         )
-    record, version = engine_and_version(engine or DEFAULT_ENGINE)
+    record, version = engine_and_version(engine or USUAL_ENGINE)
+    if not record.is_timed_on(hardware):
+        others = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][:1]
+        raise InputError(
+            f"--engine {shown(engine)}: times of {record.title} on {hardware.title} are not modelled; expected "
+            f"{''.join(others)}{record.supported_accelerators}"
+        )
     return record.stack(numbers_of(version.version))

@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.cost import NOT_COUNTED, RunCost
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural
+from .notes import plural, several
 from .seconds import class_text, duration
 from .serve import layout_text
 from .share import layout_cell
@@ -97,7 +97,7 @@ def money_range(cost: Amount) -> str:
 
 
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
-    devices_text = f"{run_cost.cost.devices:,} {hardware.title}"
+    devices_text = several(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.point is not None:
         requests = plural(run_cost.point.concurrency, "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"

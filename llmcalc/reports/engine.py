@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..frameworks.engines.engine import EngineMemory, Term
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .notes import several
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def fit_report(
 
     has_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = options[0]
-    devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
+    devices_text = several(best_option.memory.devices, best_option.hardware.title)
     capacity = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
     answer_text = (
@@ -193,8 +194,8 @@ def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
 
 
 def _title_text(engine_use: EngineUse) -> str:
-    memory = engine_use.memory
-    return f"{engine_use.preset.display} on {_engine_name(engine_use)}, {memory.devices} × {engine_use.hardware.title}"
+    devices_text = several(engine_use.memory.devices, engine_use.hardware.title)
+    return f"{engine_use.preset.display} on {_engine_name(engine_use)}, {devices_text}"
 
 
 def _engine_name(engine_use: EngineUse) -> str:
@@ -317,10 +318,11 @@ def _changes_table(engine_use: EngineUse) -> Table:
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
     hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
+    some_start = any(change.starts for change in engine_use.changes)
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in engine_use.changes
-        if not hides_equal_rows or change.kv_tokens > memory.kv_tokens
+        if (not hides_equal_rows or change.kv_tokens > memory.kv_tokens) and (change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
@@ -347,7 +349,8 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
         Row(["users", *(_users_text(engine_use.memory.max_concurrency) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
-    title = f"{engine_uses[0].preset.display}, {engine_uses[0].memory.devices} × {engine_uses[0].hardware.title}"
+    devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
+    title = f"{engine_uses[0].preset.display}, {devices_text}"
     answer_text = ", ".join(
         f"{name} {'starts' if engine_use.memory.starts else 'does not start'}"
         for engine_use, name in zip(engine_uses, names, strict=True)

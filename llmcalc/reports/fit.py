@@ -12,12 +12,12 @@ from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, is_deep
 from ..studies.fit_devices import DeviceFitting
-from ..studies.fit_options import MOST_DEVICES, HardwareOption
+from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
@@ -56,7 +56,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     first_option = options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
-        f"{VERDICTS[first_option.fit.verdict]} on {plural(first_option.devices, first_option.fit.hardware.title)}"
+        f"{VERDICTS[first_option.fit.verdict]} on {several(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
@@ -76,7 +76,8 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     notes = [
         *warnings,
         "by total memory; needed and share: of the accelerator that needs most",
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each; --hardware says what else would make it fit",
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
+        "make it fit",
         *verdict_notes([option.fit for option in options]),
     ]
     document = {
@@ -133,7 +134,7 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        screen = screen._replace(more=[_decoding_table(fit_answer.decoding)])
+        screen = screen._replace(more=[_decoding_table(fit_answer)])
     remark = CHANGES_NOTE
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
@@ -143,13 +144,25 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(runs: Sequence[TimedRun]) -> Table:
+def _decoding_table(fit_answer: Fitting) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users."""
+    runs = fit_answer.decoding
     rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
+    notes += _halving_notes(fit_answer.memory, runs[0])
     return Table(
         f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
     )
+
+
+def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
+    """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
+    if memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or memory.states.quantized:
+        return []
+    return [
+        f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
+        "float32: --dtype bfloat16 halves them"
+    ]
 
 
 def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
@@ -170,9 +183,10 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    name = layout_plan.framework.title
+    name, tried = layout_plan.framework.title, layout_plan.plan.tried
+    place = "the only layout" if tried == 1 else f"the first of {tried:,} layouts in the order of plan"
     notes = [
-        f"kernels and buffers of {name}; first of the {plural(layout_plan.plan.tried, 'layout')} that plan ranks",
+        f"kernels and buffers of {name}; {place}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if fit.verdict == "no":
@@ -195,7 +209,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {plural(layout_plan.devices, fit.hardware.title)}",
+        f"{VERDICTS[fit.verdict]} on {several(layout_plan.devices, fit.hardware.title)}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
         rows,
@@ -237,10 +251,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         )
         for replica in serving_answer.tried
     ]
-    stack = next((replica.decoding.stack.title for replica in serving_answer.tried if replica.decoding), "")
-    layout_notes = (
-        [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
-    )
+    timed_run = next((replica.decoding for replica in serving_answer.tried if replica.decoding), None)
+    layout_notes = [] if timed_run is None else _halving_notes(serving_answer.memory, timed_run)
+    if timed_run is not None:
+        stack = timed_run.stack.title
+        layout_notes.insert(
+            0, f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"
+        )
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
     if serving_answer.untried:
         layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")
@@ -264,7 +281,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         ],
     }
     screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {plural(devices, fit.hardware.title)}",
+        f"{VERDICTS[fit.verdict]} on {several(devices, fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         rows,
         notes,

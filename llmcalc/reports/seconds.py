@@ -11,7 +11,7 @@ from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
 from ..timing.price import QUANTIZED
 from ..timing.spread import Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -178,6 +178,8 @@ def report(
 def _run_text(timed_run: TimedRun) -> str:
     """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences = plural(timed_run.sequences, "sequence")
+    if timed_run.phase != "training" and timed_run.layout.dp > 1:
+        sequences = f"{sequences} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     tokens = {
         "training": f"training of {sequences} of {timed_run.seq:,} tokens",
         "prefill": f"prompts of {sequences} of {timed_run.seq:,} tokens"
@@ -185,7 +187,7 @@ def _run_text(timed_run: TimedRun) -> str:
         "decode": f"decoding of {sequences} after {timed_run.context:,} tokens",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return f"{tokens} on {timed_run.devices} {timed_run.hardware.title}{layout}{_formats_text(timed_run)}"
+    return f"{tokens} on {several(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
 
 
 def _formats_text(timed_run: TimedRun) -> str:

@@ -12,9 +12,9 @@ from ..studies.server import LoadPoint, Server
 from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
-from ..timing.spread import Amount, Range, rounded
+from ..timing.spread import TIE, Amount, Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import plural, several, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_unit
 from .summary import model_data
 
@@ -142,7 +142,7 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
     if servers.traces:
         price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
     cost = "" if price is None else f", {money_text(price)} per million tokens"
-    return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
+    return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{cost}"
 
 
 def _aside_text(study: ServeStudy) -> str:
@@ -242,7 +242,8 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen_server = study.stack.title, servers.chosen
     example = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
-    notes = [] if example is None else [class_text(example.tpot, title)]
+    notes = _smaller_tie_notes(study, servers)
+    notes += [] if example is None else [class_text(example.tpot, title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
@@ -265,6 +266,24 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+
+
+def _smaller_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
+    """Names the server with the fewest devices that is as cheap as the chosen one, if that has more devices."""
+    chosen_server = servers.chosen
+    if chosen_server is None or servers.traces:
+        return []
+    least_rate = chosen_server.point.per_device * (1 - TIE)
+    ties = [
+        server
+        for server, point, keeps_limits in zip(servers.servers, servers.points, servers.keeps_limits, strict=True)
+        if keeps_limits and point is not None and point.per_device >= least_rate
+    ]
+    smallest = min(ties, key=lambda server: server.devices)
+    if smallest.devices == servers.servers[chosen_server.index].devices:
+        return []
+    devices_text = several(smallest.devices, study.hardware.title)
+    return [f"{layout_text(smallest)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
 
 
 def _group_text(group: Disaggregated) -> str:

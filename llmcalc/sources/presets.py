@@ -99,8 +99,10 @@ def known_model(name: str) -> Preset | None:
     cached_match = _CACHED.search(name)
     name = cached_match[1].replace("--", "/") if cached_match else name.strip().rstrip("/")
     last_segment = name.rpartition("/")[2]
+    with_owner = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
     preset_name = next(
-        (preset for name_part in (name, last_segment) if name_part and (preset := find_preset(name_part))), None
+        (preset for name_part in (name, last_segment, with_owner) if name_part and (preset := find_preset(name_part))),
+        None,
     )
     preset_name = preset_name or find_by_repository(last_segment)
     return None if preset_name is None else load_preset(preset_name)
@@ -130,7 +132,8 @@ takes Q4_K_M.
 def known_checkpoint(name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
-    `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones.
+    `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is
+    empty for weights as they are published.
     """
     last_segment = name.strip().rstrip("/").rpartition("/")[2]
     for pattern, scheme in SCHEMES_IN_NAMES:
@@ -140,7 +143,10 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
             types = match.groupdict()
             if pattern == "gguf" and preset.quantization_config is not None:  # gpt-oss: its files have its own format
                 continue
-            return preset, scheme or (types.get("mix") or types["mix_of_repository"]).lower()
+            scheme = scheme or (types.get("mix") or types["mix_of_repository"]).lower()
+            if scheme in ("f16", "bf16"):  # experts that are published in MXFP4 stay so
+                return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
+            return preset, scheme
     return None
 
 

@@ -8,12 +8,9 @@ from ..accelerator import Hardware
 from ..costs.quantization.gguf import GGUFMix
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.engines.registry import engine
+from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimedRun, TimeSettings, time_inference
-
-USUAL_STACK = "vllm"
-"""The stack of an inference run that names no engine: what most servers run."""
 
 LLAMA_CPP_STACK = "llamacpp"
 """The stack of weights in the formats of llama.cpp, and of accelerators of its vendors on which vLLM does not run."""
@@ -26,9 +23,9 @@ def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
     """Returns the stack with which people run a model on an accelerator today. memory: of the model, if it is known."""
     stored = None if memory is None else memory.states.quantized
     has_gguf_weights = stored is not None and isinstance(stored.scheme, GGUFMix)
-    needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_STACK).runs_on(hardware)
+    needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     is_usual = hardware.usual_engine == "llama.cpp"
-    return LLAMA_CPP_STACK if has_gguf_weights or needs_llama_cpp or is_usual else USUAL_STACK
+    return LLAMA_CPP_STACK if has_gguf_weights or needs_llama_cpp or is_usual else USUAL_ENGINE
 
 
 def decoded_token(
@@ -40,7 +37,7 @@ def decoded_token(
     stack: what runs it; default the usual stack of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if memory.settings.phase not in ("inference", "decode") or memory.spec.one_pass_model:
+    if memory.settings.phase not in ("inference", "decode") or memory.spec.model_without_tokens:
         return None
     batch = int(memory.states.workload.batch) if users is None else users
     try:

@@ -395,12 +395,29 @@ def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[st
     narrows_cache = only_llama_cpp or capability >= LEAST_CAPABILITIES["fp8"]
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and narrows_cache:
         costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
-    if memory_use.quantized is None and settings.dtype is None:
+    if settings.dtype is None:
         schemes = ("q8_0", "q4_k_m") if only_llama_cpp else ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")
         costly_changes += [
-            {"quantize": scheme} for scheme in schemes if capability >= LEAST_CAPABILITIES.get(scheme, 0.0)
+            {"quantize": scheme}
+            for scheme in schemes
+            if capability >= LEAST_CAPABILITIES.get(scheme, 0.0) and _is_narrower(memory, scheme)
         ]
     return cheap_changes, costly_changes
+
+
+LARGEST_NARROWER_SHARE = 0.75
+"""The weights of a quantized checkpoint are advised in another format where that leaves at most this share of them."""
+
+
+def _is_narrower(memory: Memory, scheme: str) -> bool:
+    """Whether a format of weights makes them smaller, and, where they are quantized already, much smaller."""
+    if memory.states.quantized is None:
+        return True
+    try:
+        narrower_weights = memory.with_(quantize=scheme).states.weights
+    except InputError:
+        return False
+    return bool(narrower_weights <= LARGEST_NARROWER_SHARE * memory.states.weights)
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:

@@ -142,7 +142,7 @@ class DevicesQuestion:
             self.estimates.memory,
             self.hardware,
             layout_request,
-            self.global_batch,
+            self.global_batch or devices * int(self.estimates.memory.states.workload.batch),
             1,
             self.estimates,
             nearest,

@@ -24,6 +24,14 @@ from .fit_serving import serving_layouts
 MOST_DEVICES = 64
 """Largest number of accelerators that is tried."""
 
+WHOLE_COMPUTERS = ("Apple",)
+"""Vendors whose chips are each a computer of its own."""
+
+MOST_COMPUTERS = 4
+"""Largest number of such computers: those that MLX's documentation joins, each by a Thunderbolt cable to every other
+(https://ml-explore.github.io/mlx/build/html/usage/launching_distributed.html).
+"""
+
 RuntimeOf = Callable[[Hardware], Runtime]
 """The CUDA runtime of a run on an accelerator."""
 
@@ -88,6 +96,7 @@ def hardware_options(
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
+    Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
     runtime_of: the runtime of the run on an accelerator.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
@@ -99,7 +108,8 @@ def hardware_options(
     for hardware in accelerators:
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        options.append(_hardware_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
+        usual_runs = _of_usual_number(candidates, hardware, request)
+        options.append(_hardware_option(usual_runs, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -111,6 +121,15 @@ def hardware_options(
             ),
         )
     )
+
+
+def _of_usual_number(
+    divided_runs: Iterable[_Divided], hardware: Hardware, request: LayoutRequest
+) -> Iterable[_Divided]:
+    """Returns the runs on as many accelerators as people join of this kind; all where the user states a number."""
+    if hardware.vendor not in WHOLE_COMPUTERS or request.devices or not replace(request, devices=1).is_undivided:
+        return divided_runs
+    return takewhile(lambda divided_run: divided_run.devices <= MOST_COMPUTERS, divided_runs)
 
 
 def _hardware_option(
@@ -195,9 +214,8 @@ def _fitting_runs(
     memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_Divided, Fit]]:
     """Yields the runs on two or more accelerators, at most `most_devices`, that fit tightly, and then one that fits."""
-    for divided_run in takewhile(
-        lambda divided_run: divided_run.devices <= most_devices, _divided_runs(memory, request)
-    ):
+    divided_runs = _of_usual_number(_divided_runs(memory, request), hardware, request)
+    for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
         is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)

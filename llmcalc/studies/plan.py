@@ -28,6 +28,7 @@ from ..simulator.effort import Budget
 from ..timing.spread import Range
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
+from .step_size import default_batch
 
 Order: TypeAlias = Literal["time", "memory"]
 """Orders of the layouts of a plan."""
@@ -125,6 +126,7 @@ class LayoutPlan:
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     beside: plans of the same run under other frameworks, whose layouts fit too.
+    is_batch_assumed: whether nobody stated the global batch.
     """
 
     estimates: LayoutEstimates
@@ -137,6 +139,13 @@ class LayoutPlan:
     times: TrainingTimes | None = None
     untimed_reason: str = ""
     beside: tuple[LayoutPlan, ...] = ()
+    is_batch_assumed: bool = False
+
+    @property
+    def assumed_batch(self) -> str:
+        """The option of a global batch that is a usual step, as a micro-batch of each device is more; else empty."""
+        is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
+        return f"--global-batch {self.global_batch}" if is_usual else ""
 
     @property
     def memory(self) -> Memory:
@@ -202,7 +211,7 @@ def plan_of(
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
-    global_batch: sequences per step; None for one micro-batch per accelerator.
+    global_batch: sequences per step; None for one micro-batch per accelerator, of at most about 4M tokens.
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `LayoutOrder.plan`.
@@ -226,8 +235,9 @@ def plan_of(
         )
     check_depth(spec, MOST_LAYERS)
     micro_batch, seq = int(states.workload.batch), int(states.workload.seq)
+    is_batch_assumed = global_batch is None
     if global_batch is None:
-        global_batch = micro_batch * layout_request.devices
+        global_batch = default_batch(seq, layout_request.devices, micro_batch)
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
     layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
@@ -277,7 +287,16 @@ def plan_of(
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
-        estimates, hardware, layout_request.devices, global_batch, plan, layouts, rows, layout_times, untimed_reason
+        estimates,
+        hardware,
+        layout_request.devices,
+        global_batch,
+        plan,
+        layouts,
+        rows,
+        layout_times,
+        untimed_reason,
+        is_batch_assumed,
     )
     if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)

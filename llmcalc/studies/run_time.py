@@ -516,6 +516,12 @@ def time_training(
     return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
 
 
+def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:
+    """Returns an inference run as a software stack runs it: in 16 bits if it halves weights published in float32."""
+    is_halved = stack.halves_float32 and memory.settings.dtype is None and memory.published == "float32"
+    return memory.with_(dtype="bfloat16") if is_halved else memory
+
+
 def time_inference(
     memory: Memory,
     hardware: Hardware,
@@ -530,10 +536,13 @@ def time_inference(
     server: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
-    workload, phase, spec = memory.states.workload, memory.settings.phase, memory.spec
-    if spec.one_pass_model and phase == "decode":
-        raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
-    device = settings.device(hardware)
+    phase, spec = memory.settings.phase, memory.spec
+    if spec.model_without_tokens and phase == "decode":
+        raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
+    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
+    supporting_stack = settings.supporting_stack(time_phase)
+    memory = in_format_of_stack(memory, supporting_stack)
+    device, workload = settings.device(hardware), memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
@@ -544,8 +553,7 @@ def time_inference(
             return decode(spec, device, stack, batch, seq, replica, formats)
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
-    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    stack = _with_class_attention(settings.supporting_stack(time_phase), memory)
+    stack = _with_class_attention(supporting_stack, memory)
     inference_pass = pass_on(device, stack)
     operations = tuple(
         (float(operation.times * timed_pass.work.count(operation.layer)), operation)

@@ -143,6 +143,8 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
         if operation.wait:
             launches = kernel.launches[operation.backward]
             wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
+            if rest := operation.wait - launches * time_estimator.kernel_wait:
+                wait = _Term(f"{wait.symbolic} + s", f"{wait.substituted} + {_number_text(rest)}")
         terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,

@@ -29,6 +29,9 @@ WAITS = (
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 
+WAITS_BY_FORMAT = "product_wait", "expert_wait"
+"""Those that a stack states for each number format."""
+
 
 @frozen
 class Factors:
@@ -60,7 +63,11 @@ class Factors:
 
     def stack(self, stack: Stack) -> Stack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        return stack.model_copy(update={name: getattr(stack, name) * self.wait for name in WAITS})
+        waits = {name: getattr(stack, name) * self.wait for name in WAITS}
+        waits_by_format = {
+            name: {dtype: wait * self.wait for dtype, wait in getattr(stack, name).items()} for name in WAITS_BY_FORMAT
+        }
+        return stack.model_copy(update=waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(Factors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from ..algebra import Number, maximum
+from ..algebra import Number, maximum, same
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -46,6 +46,8 @@ def forward_pass(
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)
+    if stack.hides_host and decodes and same(pp, 1):
+        host = maximum(0.0, host - kernels)
     return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [timed_pass])
 
 

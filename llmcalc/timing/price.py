@@ -239,9 +239,22 @@ class TimeEstimator:
                 continue
             wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
+            if is_in_graph and wait:
+                wait += self.product_wait(kernel)
             yield TimedOperation(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
+
+    def product_wait(self, kernel: Kernel) -> float:
+        """Returns the seconds that a product in a captured graph takes beyond its reads and the gaps between kernels.
+
+        Those of all experts' products belong to the last one.
+        """
+        is_last_expert_product = kernel.kind == "experts" and kernel.path.endswith("down_proj")
+        waits = self.stack.expert_wait if is_last_expert_product else self.stack.product_wait
+        if kernel.kind != "product" and not is_last_expert_product:
+            return 0.0
+        return waits.get(self.device.format_of(self._units_format(self._inference_format(kernel))), 0.0)
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""

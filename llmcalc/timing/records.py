@@ -145,6 +145,8 @@ class Stack(Record):
     halves_float32: bool = False
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
+    expert_wait: dict[str, float] = {}
+    product_wait: dict[str, float] = {}
     fused_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
@@ -157,6 +159,7 @@ class Stack(Record):
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
     host_step: float = 0.0
+    hides_host: bool = False
     host_sequence: float = 0.0
     first_token: float = 0.0
     latency: float = 1.0

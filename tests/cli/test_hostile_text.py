@@ -476,7 +476,7 @@ def test_own_text_stays_as_it_is_in_markdown() -> None:
     for text in (
         "num_hidden_layers",
         "2·h²·k/a",
-        "<0.01",
+        "16.00 KiB",
         "+1.2 %",
         "a & b",
         "layers.0-31.self_attn.q_proj",

@@ -250,7 +250,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 
 RULES = (
     *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
-    *("split", "tiles", "native_tiles", "dynamic_hd", "chunks", "recording"),
+    *("slices", "split", "tiles", "native_tiles", "dynamic_hd", "chunks", "recording"),
 )
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 

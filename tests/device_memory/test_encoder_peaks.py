@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 
 from llmcalc import cost, fit, flops, kv, load, memory, time
 from llmcalc.costs.encoders import encoded_inputs
@@ -12,6 +15,8 @@ from llmcalc.device_memory.encoders import encoder_peaks
 from llmcalc.errors import InputError
 from llmcalc.simulator.choices import Choices
 from llmcalc.workload.inputs import Inputs
+from tests.builders import spec_of
+from tests.components.towers.test_towers import wrapped
 
 MODEL = "qwen2.5-vl-3b"
 
@@ -89,7 +94,7 @@ def test_whisper_reads_one_clip() -> None:
     ("model", "settings", "says"),
     [
         ("llama3-8b", {"image": "8x8"}, "--image: no encoder of images is counted beside the text model"),
-        ("kimi-k3", {"image": "8x8"}, "--image: how the model's processor cuts images is not known"),
+        ("deepseek-v4.1-flash", {"image": "8x8"}, "--image: how the model's processor cuts images is not known"),
         ("gemma4-e2b", {"audio": 31}, "--audio 31: the model reads at most 30 seconds of a recording"),
         ("gemma4-e2b", {"audio": 1e-4}, "shorter than a frame of 321 samples; expected more"),
         (MODEL, {"image": "8"}, "is not the size of an image; expected WIDTHxHEIGHT"),
@@ -122,3 +127,51 @@ def test_commands_that_count_no_encoder_refuse_images() -> None:
         time(MODEL, hardware="h100", phase="prefill", audio=3)
     with pytest.raises(InputError, match="--image: cost does not count encoders"):
         cost(MODEL, hardware="h100", requests="1M", image="8x8")
+
+
+def _bytes_held_by_class(run: Callable[[], Any]) -> int:
+    """Returns the most bytes that a pass of a class holds beside its input, without gradients."""
+    with torch.profiler.profile(profile_memory=True) as profile, torch.no_grad():
+        run()
+    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+VIT = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4}
+WHISPER = {"d_model": 64, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 160}
+
+
+@pytest.mark.parametrize(
+    ("kind", "class_name", "sizes", "seen"),
+    [
+        ("llava", "CLIPVisionModel", {**VIT, "image_size": 56, "patch_size": 7}, {"image": "56x56"}),
+        ("gemma3", "SiglipVisionModel", {**VIT, "image_size": 56, "patch_size": 7}, {"image": "56x56"}),
+        (
+            "qwen2_audio",
+            "Qwen2AudioEncoder",
+            {**WHISPER, "num_mel_bins": 10, "max_source_positions": 150},
+            {"audio": 3},
+        ),
+    ],
+)
+def test_the_peak_of_an_encoder_is_that_of_its_class(
+    kind: str, class_name: str, sizes: dict[str, int], seen: dict[str, Any]
+) -> None:
+    """The layers of CLIP, SigLIP and Whisper on the CPU, by the events of its allocator, with fused attention."""
+    import transformers
+
+    encoder_class = getattr(transformers, class_name)
+    settings = encoder_class.config_class(**sizes, attn_implementation="sdpa")
+    encoder, section = encoder_class(settings).eval(), next(iter(seen)).replace("image", "vision")
+    more = {"mm_tokens_per_image": 16} if kind == "gemma3" else {}
+    spec = spec_of(wrapped(kind, {f"{section}_config": {"model_type": settings.model_type, **sizes}, **more}))
+    encoded = encoded_inputs(spec, Inputs(**seen))
+    (peak,) = encoder_peaks(spec, encoded, "float32", Choices(attention="flash"))
+    if section == "audio":
+        vectors = torch.zeros(1, 10, 300)
+        held_bytes = _bytes_held_by_class(lambda: encoder(vectors))
+    else:
+        vectors = torch.zeros(1, 8 * 8 + (kind == "llava"), 64)
+        layers = getattr(encoder, "vision_model", encoder).encoder
+        held_bytes = _bytes_held_by_class(lambda: layers(inputs_embeds=vectors))
+    assert peak.bytes == held_bytes + vectors.nbytes

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmcalc import units
 from llmcalc.reports.document import Column, Report, Row, Table
 from llmcalc.reports.screen import MOST_LINES, trim_to_screen
 from tests.reports.test_goldens import GOLDENS, SCREENS
@@ -120,3 +121,22 @@ def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> 
     assert names(nearest) == [str(i) for i in range(17, 24)]  # 11 = an empty line, 3 and 7 rows
     assert nearest.left_out == "1 more table, 23 more rows"
     assert nearest.notes == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "shown"),
+    [
+        (units.GIB, 2**34 + 2**20, "16.00"),
+        (units.GIB, 2**14, "16.00 KiB"),
+        (units.GIB, 5, "5 B"),
+        (units.GIB, -(2**20), "−1.00 MiB"),
+        (units.GIB, 0, "0.00"),
+        (units.decimal_scale(1e12, "FLOPs"), 3.71e9, "3.71 GFLOPs"),
+        (units.count_scale(1e9), 512, "512"),
+    ],
+)
+def test_a_part_that_is_small_beside_its_column_has_a_unit_of_its_own(
+    scale: units.Scale, value: float, shown: str
+) -> None:
+    """Parts below 0.005 of a column's unit were `<0.01`, however much smaller they were."""
+    assert scale.write(value) == shown

@@ -53,7 +53,9 @@ def networks(multiple: int = 1, biased: SearchStrategy[bool] = yes_or_no) -> Sea
         return FeedForward(
             intermediate_size=multiple * draw(st.integers(1, 64 // multiple)),
             hidden_act=draw(
-                st.sampled_from(["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "relu2", "sigmoid", "tanh"])
+                st.sampled_from(
+                    ["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", "sigmoid", "tanh"]
+                )
             ),
             gated=gated,
             gate_bias=gated and draw(biased),

@@ -20,14 +20,14 @@ from tests.families import shapes_of
 
 UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
-        *("Keye", "KeyeVL1_5", "isaac", "kimi_vl", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
+        *("Keye", "KeyeVL1_5", "isaac", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         "openvla",  # two encoders read an image
         "lfm3_vl",  # no published processor was found
         "t5gemma2",  # its images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames
     },
-    "audio": {"moss_transcribe_diarize", "ultravox"},  # lengths in chunks of Whisper's encoder
+    "audio": {"moss_transcribe_diarize"},  # lengths in chunks of Whisper's encoder
 }
 """Option → wrappers whose processor's rule is not stated, with the reason."""
 

@@ -156,3 +156,31 @@ def test_a_wrapper_is_known_by_its_class_and_its_encoders_are_counted_or_named()
     notes = llmcalc.load(omni).notes
     assert "its encoder is not counted: audio_config: 'qwen2_audio_encoder' is not supported" in notes
     assert "its encoder is not counted: discrete_audio_config: 'x' is not supported" in notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "remark"),
+    [
+        ("bailing_moe", {"multi_gate": True}, "multi_gate: the two routers of each layer for tokens of images and"),
+        ("bailingmm", {"talker_config": {"layers": 2}}, "talker_config: the part that it describes is not counted"),
+        ("chatglm", {"pre_seq_len": 128}, "pre_seq_len: the weights of a trained prefix of 128 tokens are not counted"),
+    ],
+)
+def test_weights_that_only_a_field_adds_are_named(kind: str, field: dict[str, object], remark: str) -> None:
+    """Ming-lite-omni routes tokens of images and of sound apart; ChatGLM may be tuned with a prefix."""
+    config = shapes_of(kind)[0]
+    remarks = {*llmcalc.load({**config, **field}).notes} - {*llmcalc.load(config).notes}
+    assert [note for note in remarks if note.startswith(remark)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "says"),
+    [
+        ("telechat", {"embed_layernorm": True}, "embed_layernorm: true; expected one of false"),
+        ("qwen3_omni_moe_text", {"sliding_window": 4}, "sliding_window: 4; expected one of null"),
+    ],
+)
+def test_a_field_that_would_change_the_counts_is_refused(kind: str, field: dict[str, object], says: str) -> None:
+    """A norm of TeleChat's embeddings; a window that the class of Qwen3-Omni gives its cache alone."""
+    with pytest.raises(InputError, match=says):
+        llmcalc.load({**shapes_of(kind)[0], **field})

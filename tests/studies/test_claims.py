@@ -31,6 +31,7 @@ from llmcalc.simulator.autograd import record
 from llmcalc.simulator.tensor import BOOL, Tensor
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
+from llmcalc.studies.literature import kaplan_range
 from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.symbolic.activations import Activations
 from llmcalc.symbolic.explain import explain
@@ -43,13 +44,21 @@ H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
 BARE = Norm(type="layernorm", weight=False)
 
 
-def decoder(attention: Attention | None = None, feed_forward: FeedForward | None = None) -> ModelSpec:
+def decoder(
+    attention: Attention | None = None,
+    feed_forward: FeedForward | None = None,
+    hidden_size: int = H,
+    layers: int = LAYERS,
+) -> ModelSpec:
     """Pre-norm MHA with a non-gated FFN with d_ff = 4h: no biases, no norm weights, untied."""
     attention = attention or Attention(num_attention_heads=32)
-    feed_forward = feed_forward or FeedForward(intermediate_size=4 * H, hidden_act="gelu")
+    feed_forward = feed_forward or FeedForward(intermediate_size=4 * hidden_size, hidden_act="gelu")
     block = Block(attention=attention, feed_forward=feed_forward, norm=BARE, norm_placement="pre")
     return ModelSpec(
-        vocab_size=VOCAB, hidden_size=H, tie_word_embeddings=False, decoder=Stack(num_hidden_layers=LAYERS, block=block)
+        vocab_size=VOCAB,
+        hidden_size=hidden_size,
+        tie_word_embeddings=False,
+        decoder=Stack(num_hidden_layers=layers, block=block),
     )
 
 
@@ -668,3 +677,79 @@ def test_weight_decay_forgets_in_33333_steps() -> None:
     weight.grad = torch.zeros(1, dtype=torch.float64)
     torch.optim.AdamW([weight], lr=3e-4, weight_decay=0.1).step()
     assert float(weight.detach()) ** round(1 / (3e-4 * 0.1)) == pytest.approx(math.exp(-1), rel=1e-4)
+
+
+def test_kaplans_two_shapes_have_one_size_and_ratios_21_times_apart() -> None:
+    """Kaplan 2020, §3.1: (L, h) = (6, 4288) is within 3 % of the loss of (48, 1600). Their 12·L·h² are within 10 %, and
+    their h/L of 715 and 33 are the ends of the range of `shape --literature`; the factor of 40 is of its figure 5.
+    """
+    for layers, hidden_size in ((6, 4288), (48, 1600)):
+        spec = decoder(Attention(num_attention_heads=hidden_size // 64), None, hidden_size, layers)
+        assert layers * size(spec, "layers") == 12 * layers * hidden_size**2
+    wide, deep = size(decoder(None, None, 4288, 6), "layers"), size(decoder(None, None, 1600, 48), "layers")
+    assert 6 * wide == pytest.approx(48 * deep, rel=0.11)
+    lowest, highest = kaplan_range()
+    assert (lowest, highest) == pytest.approx((1600 / 48, 4288 / 6))
+    assert highest / lowest == pytest.approx(21.4, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden_size", "heads", "millions"),
+    [(22, 512, 8, 178.04), (32, 256, 4, 67.06), (12, 768, 12, 222.93)],
+)
+def test_deep_and_narrow_t5_have_fewer_parameters(layers: int, hidden_size: int, heads: int, millions: float) -> None:
+    """Tay 2021: depth before width; T5-base's quality with half its parameters, trained 40 % faster.
+
+    The released t5-efficient-small-nl22, -tiny-nl32 and -base; the published numbers count the unused table too.
+    """
+    changes = [f"hidden_size={hidden_size}"] + [
+        f"{stack}.{field}"
+        for stack in ("encoder", "decoder")
+        for field in (
+            f"num_hidden_layers={layers}",
+            f"relative_bias.num_attention_heads={heads}",
+            f"block.attention.num_attention_heads={heads}",
+            f"block.feed_forward.intermediate_size={4 * hidden_size}",
+        )
+    ]
+    changes.append(f"decoder.block.cross_attention.num_attention_heads={heads}")
+    assert llmcalc.params("t5-small", set=changes).total / 1e6 == pytest.approx(millions, rel=2e-3)
+
+
+def test_at_the_same_parameters_depth_costs_flops() -> None:
+    """What DeepNarrow saves comes from fewer parameters: of one size, 59 layers cost 4 % more than Llama 3 8B's 32."""
+    shapes = llmcalc.shape("llama3-8b").report().data["shapes"]
+    flops = {shape["num_hidden_layers"]: shape["flops_per_token"] for shape in shapes}
+    assert flops[59] / flops[32] == pytest.approx(1.041, abs=2e-3)
+
+
+def test_relative_bias_has_buckets_times_heads_and_alibi_has_nothing() -> None:
+    """Raffel 2020, §2.1: 32 buckets a head, a table for each stack. Press 2022: fixed slopes."""
+    nodes = [place.node for place in llmcalc.load("t5-11b").model.tree().walk() if place.node.name == "relative_bias"]
+    assert [node.cost_per_repeat(lambda use: use.params()) for node in nodes] == [32 * 128, 32 * 128]
+    bloom = llmcalc.load("bloom-176b").model
+    assert not [place for place in bloom.tree().walk() if "posit" in place.node.name or "alibi" in place.node.name]
+
+
+def test_logits_in_bf16_are_coarse_and_caps_bound_them() -> None:
+    """Beside 256 the next number of bf16 is 258; Gemma 2 caps scores at 50 and logits at 30 with c·tanh(x/c)."""
+    import torch
+
+    step = torch.tensor(256.0, dtype=torch.bfloat16)
+    assert (step + torch.tensor(1.0, dtype=torch.bfloat16)).item() == 256
+    assert torch.nextafter(step, torch.tensor(torch.inf, dtype=torch.bfloat16)).item() == 258
+    spec = llmcalc.load("gemma2-9b").model
+    assert (spec.decoder.block.attention.attn_logit_softcapping, spec.head.logit_softcapping) == (50.0, 30.0)
+    assert all(abs(cap * math.tanh(score / cap)) <= cap for cap in (50, 30) for score in (-1e4, 3.0, 1e4))
+
+
+def test_vocabularies_have_grown() -> None:
+    """The median of decoders and encoder-decoders, by year of release, does not fall from 2021 on."""
+    from statistics import median_low
+
+    from tests.prose import vocabularies
+
+    medians = [median_low(vocabularies(year)) for year in range(2021, 2027)]
+    assert medians == sorted(medians)
+    assert medians[0] < 33_000
+    assert medians[-1] > 150_000

@@ -125,6 +125,18 @@ def test_advised_formats_are_those_of_the_engine_that_runs_there(
     assert [change for change in advised if {"kv_dtype", "quantize"} & set(change)] == formats
 
 
+@pytest.mark.parametrize(
+    ("scheme", "narrower"), [("fp8", ["q4_k_m", "awq-int4-g128"]), ("awq-int4-g128", []), ("nf4", [])]
+)
+def test_quantized_weights_are_advised_in_formats_that_are_much_narrower(scheme: str, narrower: list[str]) -> None:
+    run = memory(
+        load("qwen3-0.6b?num_hidden_layers=2&vocab_size=256").model,
+        Settings(phase="inference", seq=256, quantize=scheme),
+    )
+    changes = changes_beside_devices(run, find_hardware("h100"), ())
+    assert [change["quantize"] for change in changes if "quantize" in change] == narrower
+
+
 def asked(run: Any, *words: str, code: int = 0) -> Any:
     return run("fit", *words, "--format", "json").document_with(code)
 
@@ -242,6 +254,19 @@ def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
         assert entry["tpot"] == timed
         dp = entry["layout"]["dp"]
         assert entry["tokens_per_second"] == pytest.approx(16 * dp / timed["estimate"])
+
+
+def test_a_model_published_in_float32_is_timed_as_its_engine_runs_it(run: Any) -> None:
+    """Bytes are of the published format, times of the 16 bits in which vLLM runs it: `fit` says so, as `time` does."""
+    load = ("santacoder", "--hardware", "h100", "--seq", "1k", "--phase", "decode")
+    for words in ((), ("--dtype", "float32")):
+        fitted = run("fit", *load, *words, "--format", "json").document["decoding"][0]["tpot"]
+        timed = run("time", *load, *words, "--format", "json").document["seconds"]
+        assert fitted == timed, words
+        shown = " ".join(run("fit", *load, *words, "--notes").out.split())
+        assert ("times are in 16 bits, in which vLLM loads weights published in float32" in shown) == (not words)
+    shown = " ".join(run("fit", *load, "--devices", "2", "--notes").out.split())
+    assert "times are in 16 bits" in shown
 
 
 def test_layouts_that_do_not_fit_have_no_time(run: Any) -> None:

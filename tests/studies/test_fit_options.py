@@ -104,3 +104,12 @@ def test_training_on_several_accelerators_recomputes_before_it_takes_more_of_the
     assert "--devices 32 " in options[1]
     assert "--recompute full" in options[1]
     assert options[2] == "--devices 64 --dp 64 --zero 3"
+
+
+def test_no_more_computers_of_apple_are_joined_than_people_join(run: Any) -> None:
+    words = (SMALL, "--users", "10k", "--seq", "16k")
+    devices = {option["hardware"]: option["devices"] for option in options(run, *words)}
+    assert (devices["m3-ultra"], devices["m4-max"]) == (4, 4)
+    assert devices["h100-sxm"] > 8
+    stated_options = options(run, *words, "--devices", "8", "--hardware", "m3-ultra")
+    assert {option["devices"] for option in stated_options} == {8}

@@ -21,6 +21,7 @@ from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
+from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -221,6 +222,8 @@ def test_a_layout_whose_tensors_alone_fit_does_not_count(run: Any) -> None:
         "llama3.1-405b",
         "--devices",
         "16384",
+        "--global-batch",
+        "16384",
         "--hardware",
         "h100-sxm",
         "--seq",
@@ -289,6 +292,17 @@ def test_sizes_that_are_given_hold(run: Any) -> None:
     words = ("plan", SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--tp", "2", "--rows", "1")
     found = asked(run, *words)
     assert {one["layout"]["tp"] for one in found["feasible"]} == {2}
+
+
+def test_a_step_that_nobody_states_has_at_most_4m_tokens(run: Any) -> None:
+    """As `cost` assumes; `time` of a run without a layout is the first one of `plan`."""
+    assert [default_batch(seq, 2048, 1) for seq in (1024, 2048, 8192, 131072)] == [2048, 2048, 512, 32]
+    assert default_batch(131072, 2048, 1) == usual_batch(131072, 2048)
+    assert default_batch(8192, 3000, 2) == 500  # sequences in micro-batches of 2, a number that divides the devices
+    words = (SMALL, "--devices", "4096", "--seq", "4096", "--hardware", "h100", "--tp", "4", "--rows", "1")
+    document = asked(run, "plan", *words)
+    assert document["global_batch"] == 1024
+    assert "assumed: --global-batch 1024, a step of about 4M tokens" in document["notes"]
 
 
 @pytest.mark.parametrize("command", ["plan", "fit"])

@@ -96,6 +96,25 @@ def test_without_an_engine_it_is_the_one_that_people_run_there(
 
 
 @pytest.mark.parametrize(
+    ("hardware", "engine", "expected"),
+    [
+        ("m3-max", "vllm", "--engine llama.cpp"),
+        ("m3-max", "sglang==0.5.5", "--engine llama.cpp"),
+        ("mi300x", "tensorrt-llm", "--engine vllm"),
+        ("v100-32gb", "sglang", "--engine vllm"),
+        ("tpu-v6e", "ollama", "--engine vllm"),
+    ],
+)
+def test_an_engine_is_not_timed_where_it_does_not_run(run: Any, hardware: str, engine: str, expected: str) -> None:
+    refused = run("time", SMALL, "--phase", "decode", "--hardware", hardware, "--engine", engine)
+    assert refused.code == 2
+    assert f"--engine '{engine}': times of" in refused.err
+    assert f"are not modelled; expected {expected}, or a GPU of" in refused.err
+    plugin = run("time", SMALL, "--phase", "decode", "--hardware", "gaudi3", "--engine", "vllm", "--notes")
+    assert "never tested" in plugin.out
+
+
+@pytest.mark.parametrize(
     ("hardware", "scheme", "formats"),
     [
         ("h100", "fp8", "fp8 products"),

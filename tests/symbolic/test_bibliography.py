@@ -20,10 +20,12 @@ def sources() -> set[str]:
 def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
-    # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL, and
-    # Arctic, Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of their repositories
+    # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
+    # MobileNet, whose class is timm's, and Arctic, Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of
+    # their repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
+        "Qin et al. 2024 (MobileNetV4)",
         "Touvron et al. 2021",
         "Snowflake Arctic 2024",
         "DeepSeek-V4.1 2026",

@@ -47,6 +47,7 @@ STACKS = {
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
+    "megatron-lm-2022": "megatron-2022",
     "llm-foundry": "llm-foundry-2023",
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
@@ -66,8 +67,10 @@ STACKS = {
     "vllm-ascend": "vllm-npu",
     "vllm-v100": "vllm-eager",
     "megatron-lm-inference": "fastertransformer",
+    "lmdeploy": "vllm",
+    "neuron": "vllm",
 }
-"""Software of the rows → stack of `presets/timing`; others have its name."""
+"""Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
 ONE_CONNECTION = {"halo", "trl"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
@@ -131,7 +134,16 @@ CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, EAGER, PROM
 KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
 """Sets on whose rows constants of their stack were found."""
 
-SERVER_STACKS = {"vllm", "sglang", "tensorrt-llm", "fastertransformer", "vllm-eager", "vllm-2024", "vllm-npu"}
+SERVER_STACKS = {
+    "vllm",
+    "sglang",
+    "tensorrt-llm",
+    "fastertransformer",
+    "vllm-eager",
+    "vllm-2024",
+    "vllm-2025",
+    "vllm-npu",
+}
 
 
 @dataclass(frozen=True)
@@ -206,6 +218,8 @@ def _stack(software: str, tokens: int = 0) -> Stack:
         name = "vllm-2024"
     elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
         name = "vllm-eager"
+    elif name == "vllm" and version and _before(version, (0, 14)):
+        name = "vllm-2025"
     stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 

@@ -24,7 +24,7 @@ def scored() -> tuple[list[Score], dict[str, list[str]]]:
 
 
 CLASSES: dict[str, Limits] = {
-    measured_rows.DENSE: (0.08, 0.25, 0.80),
+    measured_rows.DENSE: (0.08, 0.25, 0.72),
     measured_rows.NEW: (0.10, 0.30, 0.75),
     measured_rows.MOE: (0.20, 0.48, 0.78),
     measured_rows.DEBUGGED: (0.70, 0.98, 0.25),
@@ -91,7 +91,7 @@ class TestErrors:
         "train_v100_layouts": 0.12,
         "train_tpu": 0.13,
         "train_internevo_a100": 0.17,
-        "serve_aic_silicon": 0.22,  # tokens 7 %, prompts 37 %
+        "serve_aic_silicon": 0.22,  # tokens 6 %, prompts 36 %
         "serve_trtllm_inflight": 0.13,
         "serve_gpustack": 0.24,  # tokens/s 20 %, tokens 14 %, first tokens 41 %
         "serve_rocm_vllm": 0.19,
@@ -105,6 +105,14 @@ class TestErrors:
         "consumer_awq_mlc_exl2_mlx": 0.25,  # tokens 14 %, prompts 43 %
         "gptfast_tp": 0.16,
         "ft_stratified": 0.16,
+        "train_dgxc": 0.08,
+        "train_dgxc_maxtext": 0.08,
+        "train_dgxc_grok": 0.18,
+        "train_megatron_sp": 0.06,
+        "train_megascale": 0.08,
+        "train_torchtitan_tp": 0.18,
+        "serve_inferencebench": 0.06,
+        "serve_lmdeploy": 0.10,
     }
 
     @pytest.mark.parametrize(("name", "worst_median"), SETS.items())
@@ -143,7 +151,7 @@ class TestErrors:
     def test_rows_without_an_estimate(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         scores, without = scored
         refused = [rows for reason, rows in without.items() if reason.startswith("refused")]
-        assert len(scores) >= 3450
+        assert len(scores) >= 3700
         assert sum(map(len, refused)) <= 12
 
 

@@ -16,6 +16,7 @@ from llmcalc.parallel.schedules import pipeline, timetable
 from llmcalc.reports.serve import _range_cell
 from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
+from llmcalc.timing.calibration import Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
@@ -498,3 +499,26 @@ def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float
     device = device_of(find_hardware("h100-sxm"))
     once, twice = (device.message_seconds(collective, 4, size) for size in (1e9, 2e9))
     assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))
+
+
+class TestHostAndProductsOfServers:
+    """A server that schedules ahead takes the longer of device and host; products have waits by format."""
+
+    def test_host_beside_the_device(self) -> None:
+        earlier, ahead = (decode(llama(), h100(), stack, 1, 1024) for stack in (find_stack("vllm-2025"), VLLM))
+        assert earlier.parts["host"] == VLLM.host_step > 0
+        assert ahead.parts["host"] == 0
+        assert ahead.seconds < earlier.seconds
+        slow_host = VLLM.model_copy(update={"host_step": 1.0})
+        assert decode(llama(), h100(), slow_host, 1, 1024).seconds == pytest.approx(1.0)
+        assert decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).parts["host"] == VLLM.host_step  # not overlapped
+
+    def test_waits_of_products(self) -> None:
+        without = VLLM.model_copy(update={"product_wait": {}, "expert_wait": {}})
+        difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds
+        products = 4 * 32 + 1  # q with k and v, o, gate with up, and down of 32 layers, and the head
+        assert difference == pytest.approx(products * VLLM.product_wait["bf16"])
+
+    def test_calibration_scales_them(self) -> None:
+        scaled = Factors(wait=2.0).stack(VLLM)
+        assert scaled.expert_wait == {name: 2 * wait for name, wait in VLLM.expert_wait.items()}

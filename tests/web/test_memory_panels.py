@@ -6,6 +6,7 @@ The tests of what Python answers need no browser (20 s). The others are marked, 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -245,6 +246,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Any) -> None:
     assert f"needed by rank {worst} of stage" in page.inner_text("#cluster .said")
     sums = {(one["group"], one["kind"]) for one in page.evaluate("window.llmcalc.cluster.communication")}
     assert page.locator("#cluster .sent tbody tr").count() == len(sums)
+    assert re.search(r"\d [KM]iB", page.inner_text("#cluster .sent tbody"))  # small parts name their unit
     assert page.locator("#cluster .timetable svg g").count() == 4
     page.click("text=Find layouts that fit")
     page.wait_for_selector("#cluster .plan")
@@ -272,6 +274,12 @@ def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Any) -
     assert "l.pp_layout=" in page.url
     page.get_by_label("Without --pp-layout").click()
     page.wait_for_selector("#cluster .near")
+    page.get_by_label("Framework").select_option("deepspeed")
+    until(page, "document.querySelector('#cluster .error')?.textContent.includes('with DeepSpeed')")
+    assert page.locator("#cluster .near button").all_inner_texts() == ["--framework fsdp2 --zero 3 --dp 8"]
+    page.click("#cluster .near button")
+    page.wait_for_selector("#cluster .ranks")
+    shown(page, run, "cluster")
 
 
 @pytest.mark.browser

@@ -108,6 +108,10 @@ def test_a_picture_has_every_component_and_its_share(pages: Any) -> None:
     bars = [float(box.get("width", 0)) for box in root.iter(f"{name}rect") if box.get("height") == "84"]
     assert sum(bars) == pytest.approx(made.WIDTH - 2 * made.MARGIN, abs=0.1)
     assert bars[0] / sum(bars) == pytest.approx(page.shares["experts"], abs=1e-3)
+    drawn = ElementTree.fromstring(f"<div>{page.bar()}</div>")
+    shares = [float(box.attrib["width"][:-1]) for box in drawn.findall("svg/rect")]
+    assert shares == pytest.approx([100 * share for share in page.shares.values()], abs=1e-3)
+    assert "".join(drawn.findall("ul/li")[0].itertext()) == f"experts {page.shares['experts']:.1%}".replace("%", " %")
     words = " ".join(text.text or "" for text in root.iter(f"{name}text"))
     assert "46,702,792,704 parameters" in words
     assert "example.org/page" in words

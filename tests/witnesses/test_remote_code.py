@@ -19,6 +19,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.encoders import encoded_inputs
+from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
@@ -619,6 +620,39 @@ def test_images_of_ovis_2_5_are_tokens_of_32_pixels_and_two_marks(image: str, to
     """vllm/transformers_utils/processors/ovis2_5.py, `smart_resize`: 4000 · 3000 become 2048 · 1536 pixels."""
     spec = spec_of(ENCODERS_WITH_PUBLISHED_TOTALS["ovis2.5-9b"][1])
     assert encoded_inputs(spec, Inputs(image=image)).image_tokens == tokens + 2
+
+
+KIMI_VL, MINICPM_V = "KimiVLForConditionalGeneration-kimi_vl-0", "MiniCPMV-minicpmv-0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder", "image", "tokens"),
+    [
+        (KIMI_VL, {"vision_config": {"model_type": "moonvit"}}, "1024x768", 28 * 37),
+        (KIMI_VL, {"vision_config": {"model_type": "moonvit"}}, "4000x3000", 28 * 37),
+        (MINICPM_V, {"version": 2.6, "hidden_size": 128, "vision_config": {}}, "1024x768", 3 + 5 * 66 + 1),
+        (
+            MINICPM_V,
+            {"version": "4.0", "hidden_size": 128, "vision_config": {}, "slice_config": {"max_slice_nums": 2}},
+            "990x9000",
+            202,
+        ),
+    ],
+)
+def test_images_of_kimi_and_minicpm_are_cut_as_their_code_cuts_them(
+    kind: str, encoder: dict[str, Any], image: str, tokens: int
+) -> None:
+    """image_processing_kimi_vl.py shrinks to 4,096 patches and pads; MiniCPM-V marks lines of slices and the image."""
+    spec = spec_of({**SHAPES[kind], **encoder})
+    encoded = encoded_inputs(spec, Inputs(image=image))
+    assert encoded.image_tokens == tokens
+    assert encoded.total(forward_of) > 0
+
+
+def test_kimi_vl_refuses_an_image_with_a_long_side() -> None:
+    spec = spec_of({**SHAPES[KIMI_VL], "vision_config": {"model_type": "moonvit"}})
+    with pytest.raises(InputError, match="refuses more than 511 patches along a side"):
+        encoded_inputs(spec, Inputs(image="14000x40"))
 
 
 def test_encoders_that_are_not_supported_are_named() -> None:

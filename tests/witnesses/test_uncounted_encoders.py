@@ -25,7 +25,7 @@ from tests.samples import sampled
 NO_TIES = {"bart", "musicgen_melody_decoder", "pp_formulanet_text"}
 """Text models whose wrapper's class does not say which modules are tied, or has several heads."""
 
-EARLIER = {"aria", "emu3"}
+EARLIER = {"emu3"}
 """Wrappers whose encoders were not counted before; tests/data/cases has their real configs."""
 
 

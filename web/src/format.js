@@ -31,9 +31,9 @@ export function bytes(value) {
   return [String(Math.sign(value) * Number(size.toFixed(digits))), units[unit]];
 }
 
-/** 1600000000 → "1.49": for columns, which have one unit. */
+/** 1600000000 → "1.49", 16384 → "16 KiB": for columns of one unit, in which small parts name their own. */
 export function gib(value) {
-  if (value > 0 && value < 2 ** 30 / 200) return "<0.01";
+  if (value > 0 && value < 2 ** 30 / 200) return joined(bytes(value));
   const [whole, hundredths] = (value / 2 ** 30).toFixed(2).split(".");
   return `${grouped(whole)}.${hundredths}`;
 }

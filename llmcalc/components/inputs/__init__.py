@@ -29,6 +29,7 @@ IMAGE_RULES = PartChoice(
         "padded": "inputs.padded:Padded",
         "covering": "inputs.covering:Covering",
         "budget": "inputs.budget:Budget",
+        "slices": "inputs.slices:Slices",
     },
 )
 AUDIO_RULES = PartChoice(

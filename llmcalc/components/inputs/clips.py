@@ -3,7 +3,7 @@
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
 models/voxtral/processing_voxtral.py, models/audioflamingo3/processing_audioflamingo3.py,
-models/musicflamingo/processing_musicflamingo.py.
+models/musicflamingo/processing_musicflamingo.py. Ultravox: ultravox/model/ultravox_processing.py of fixie-ai/ultravox.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from .base import AudioRule, Encoded, frames_of
 RATE, HOP = 16_000, 160
 """Samples per second, and samples per frame."""
 
+LEAST_FRAMES = 2
+"""The frames to which Ultravox's processor pads a shorter recording."""
+
 
 class Clips(AudioRule):
     """The rule for clips of a fixed number of frames, 100 per second; two frames become one position of the encoder.
@@ -29,6 +32,8 @@ class Clips(AudioRule):
     several: whether audio longer than a clip is cut into several, false by default: the processor drops the rest.
     max_clips: the most clips of a recording, whose rest the processor drops; by default there is no limit.
     marks: the further tokens that the processor writes around a recording, 0 by default.
+    fits: whether the encoder reads a recording of one clip without padding to a clip, and a rest of positions in a clip
+        is padded to a whole token after the encoder (Ultravox); false by default.
     """
 
     type: Literal["clips"] = "clips"
@@ -38,6 +43,7 @@ class Clips(AudioRule):
     several: Flag = False
     max_clips: Width | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    fits: Flag = False
 
     def encode(self, seconds: float) -> Encoded:
         frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
@@ -52,5 +58,16 @@ class Clips(AudioRule):
                 f"--audio {seconds:g}: the model reads at most {self.max_clips} clips; expected at most "
                 f"{self.max_clips * clip_seconds:g}"
             )
+        if self.fits:
+            return self._fitted(max(frames, LEAST_FRAMES), clip_count)
         positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
         return Encoded(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
+
+    def _fitted(self, frames: int, clip_count: int) -> Encoded:
+        """Returns the frames that the encoder reads of one clip or several, and whole tokens of each."""
+        frames_per_token = 2 * self.merge
+        rest = frames - (clip_count - 1) * self.frames
+        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-rest // frames_per_token)
+        rows = frames if clip_count == 1 else self.frames
+        read_frames = clip_count * frames_per_token * -(-rows // frames_per_token)
+        return Encoded(clip_count, rows, 1, tokens + self.marks, read_frames)

@@ -1,7 +1,7 @@
 """Every image is resized to one square, whatever its size.
 
-LLaVA 1.5, Gemma 3 without pan and scan, PaliGemma. transformers: models/llava/processing_llava.py,
-models/gemma3/processing_gemma3.py, models/paligemma/processing_paligemma.py.
+LLaVA 1.5, Gemma 3 without pan and scan, Gemma 3n, PaliGemma. transformers: models/llava/processing_llava.py,
+models/gemma3/processing_gemma3.py, models/gemma3n/processing_gemma3n.py, models/paligemma/processing_paligemma.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -20,13 +20,16 @@ class FixedSize(ImageRule):
     size: the side of the square in pixels.
     tokens: the embeddings of an image in the text model's sequence.
     marks: the further tokens that the processor writes around an image, 0 by default.
+    pools: whether the encoder itself gives as many vectors as an image has embeddings (Gemma 3n), false by default.
     """
 
     type: Literal["fixed"] = "fixed"
     size: Width
     tokens: Width
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    pools: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         patches_per_side = self.size // patch_size
-        return Encoded(1, patches_per_side, patches_per_side, self.tokens + self.marks)
+        vectors = self.tokens if self.pools else None
+        return Encoded(1, patches_per_side, patches_per_side, self.tokens + self.marks, vectors)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import sqrt
 from typing import Literal
 
-from ..base import Width
+from ...errors import InputError
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -18,18 +19,26 @@ class Padded(ImageRule):
     merge: the side of the square of patches of a token.
     max_patches: the most patches of an image, before it is padded.
     max_side: the most patches along one side.
+    refuses_long: whether the processor refuses an image with a longer side, after it is shrunk to max_patches and
+        padded, in the place of shrinking it further; false by default (true in Kimi-VL).
     """
 
     type: Literal["padded"] = "padded"
     merge: Width
     max_patches: Width
     max_side: Width
+    refuses_long: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        longest = self.max_side * patch_size
+        longest = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
         scale = min(1.0, sqrt(self.max_patches / patches), longest / height, longest / width)
         sides = (min(max(1, int(pixels * scale)), longest) for pixels in (height, width))
         factor = self.merge * patch_size
         rows, columns = (-(-pixels // factor) for pixels in sides)
+        if self.refuses_long and max(rows, columns) * self.merge > self.max_side:
+            raise InputError(
+                f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "
+                "expected another shape"
+            )
         return Encoded(1, rows * self.merge, columns * self.merge, rows * columns)

@@ -31,7 +31,7 @@ from ..base import (
     Unscalable,
     check_top_k,
 )
-from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
+from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 

@@ -15,8 +15,8 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
+from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.feed_forward import Activation, activate
-from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.router import AnyRouter, LinearRouter
 from ..runtime import ForwardPass
 

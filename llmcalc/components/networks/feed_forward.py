@@ -28,6 +28,7 @@ Activation: TypeAlias = Literal[
     "gelu",
     "gelu_tanh",
     "gelu_new",
+    "quick_gelu",
     "silu",
     "sigmoid",
     "tanh",
@@ -39,7 +40,8 @@ Activation: TypeAlias = Literal[
     "clamped_swish",
 ]
 """Names of activations. `gelu_tanh` is GELU's approximation by tanh as one kernel; `gelu_new` computes the same step by
-step (transformers' NewGELUActivation), and the backward pass keeps three of the steps. `situ` is SiLU with a bound,
+step (transformers' NewGELUActivation), and the backward pass keeps three of the steps. `quick_gelu` is x · σ(1.702 x),
+step by step (CLIP). `situ` is SiLU with a bound,
 β · tanh(x / β) · σ(x) with β = 4 (Kimi K3). With the limit 7 of gpt-oss, `clamped` is x within −7 and 7,
 `clamped_plus_one` that and 1, `clamped_silu` SiLU of min(x, 7), and `clamped_swish` y · σ(1.702 y) of y = min(x, 7)
 step by step."""
@@ -49,6 +51,7 @@ GLU_NAMES = {
     "gelu": "GeGLU",
     "gelu_tanh": "GeGLU",
     "gelu_new": "GeGLU",
+    "quick_gelu": "GeGLU",
     "relu": "ReGLU",
     "sigmoid": "GLU",
     "tanh": "GTU",
@@ -63,6 +66,7 @@ PLAIN_NAMES = {
     "gelu": "GELU",
     "gelu_tanh": "GELU",
     "gelu_new": "GELU",
+    "quick_gelu": "GELU",
     "silu": "SiLU",
     "sigmoid": "sigmoid",
     "tanh": "tanh",
@@ -167,6 +171,7 @@ class FeedForward(SingleWidthNetwork):
             cls(intermediate_size=24, hidden_act="xielu"),
             cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
             cls(intermediate_size=24, hidden_act="gelu_new"),
+            cls(intermediate_size=24, hidden_act="quick_gelu"),
             cls(intermediate_size=24, hidden_act="situ", gated=True),
             cls(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True),
             cls(intermediate_size=20, hidden_act="silu", gated=True, fused_gate=True),
@@ -187,6 +192,8 @@ def activate(name: str, x: Tensor) -> Tensor:
 
     if name == "gelu_new":
         return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
+    if name == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     if name == "situ":
         return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
     if name == "clamped":

@@ -20,8 +20,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
 from ..runtime import ForwardPass
+from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
-from .moe import check_expert, dispatch_class, expert_networks, routed_class
+from .moe import check_expert, expert_networks, routed_class
 from .router import LinearRouter
 
 if TYPE_CHECKING:

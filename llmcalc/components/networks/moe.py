@@ -7,7 +7,6 @@ from DeepSeek-V3 (arXiv:2412.19437, §2.1.2), zero-computation experts from Long
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -36,13 +35,12 @@ from ..base import (
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
+from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
 from .feed_forward import FeedForward, act_on_up, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from torch import Tensor, nn
 
 
@@ -433,125 +431,6 @@ def expert_networks(
     y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
     recorder.hold(y=y)
     return y
-
-
-@cache
-def dispatch_class() -> type[Any]:
-    class Dispatch:
-        """The vectors that tokens send to their experts, one row per token and expert.
-
-        expert_indices: the experts of each token, [batch, tokens, top_k].
-        grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
-        float32_weights: whether outputs are weighted and summed in float32, false by default.
-        """
-
-        def __init__(self, expert_indices: Tensor, grouped: bool, float32_weights: bool = False) -> None:
-            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], grouped, float32_weights
-            self.expert = expert_indices.flatten()
-            if grouped:
-                self.expert, self.order = self.expert.sort(stable=True)
-                self.token = self.order // self.top_k
-
-        def copy_rows(self, x: Tensor) -> Tensor:
-            """Copies each token's vector once per selected expert. [batch, tokens, width] → [rows, width]."""
-            x = x.flatten(0, 1)
-            return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
-
-        def sort_by_expert(self, x: Tensor) -> Tensor:
-            """Sorts rows from token order to expert order. [rows, width] → same shape."""
-            return x.index_select(0, self.order) if self.grouped else x
-
-        def sort_by_token(self, x: Tensor) -> Tensor:
-            """Sorts rows from expert order to token order. [rows, width] → same shape."""
-            return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
-
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
-            """Sums the weighted expert outputs of each token. [rows, width] → [batch, tokens, width]."""
-            dtype, tokens = x.dtype, weights.shape[:2]
-            weight_dtype = weights.dtype if self.float32_weights else dtype
-            if not self.grouped:
-                return (x.view(*weights.shape, -1) * weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
-            x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
-
-    return Dispatch
-
-
-@cache
-def capacity_dispatch_class() -> type[Any]:
-    class CapacityDispatch:
-        """Dispatch to experts with a fixed capacity: each expert gets the tokens with the highest weights.
-
-        An expert that fewer tokens chose takes others too, with weight 0. weights, expert_indices: the weights and
-        indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
-        """
-
-        grouped, expert = False, None
-
-        def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
-            weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
-            expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            rows = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(rows, 0)
-            self.weight, self.token = top_weights.t(), tokens.t().flatten()
-
-        def copy_rows(self, x: Tensor) -> Tensor:
-            """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
-            return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
-
-        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
-            """Sums the weighted expert outputs of each token. [experts, rows, width] → [batch, tokens, width]."""
-            x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
-
-    return CapacityDispatch
-
-
-def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Counts the sorted rows up to each expert's last row, as int32. expert: the expert of each row, ascending."""
-    import torch
-
-    return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
-
-
-@cache
-def expert_map_class() -> type[nn.Module]:
-    import torch
-    from torch import nn
-
-    class ExpertMap(nn.Module):
-        """Applies to each row the linear layer of its expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
-
-        group_ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
-        Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
-        """
-
-        def __init__(self, experts: int, n_in: int, n_out: int, bias: bool) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(experts, n_out, n_in))
-            nn.init.normal_(self.weight, std=n_in**-0.5)
-            self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
-
-        def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
-            if expert is None:
-                out = x @ self.weight.transpose(1, 2)
-                return out if self.bias is None else out + self.bias[:, None]
-            if group_ends is not None:
-                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
-                return out if self.bias is None else out + self.bias.index_select(0, expert)
-            if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
-                return out if self.bias is None else out + self.bias[expert]
-            out = x.new_zeros(x.shape[0], self.weight.shape[1])
-            for i in expert.unique().tolist():
-                rows = (expert == i).nonzero()[:, 0]
-                expert_output = nn.functional.linear(
-                    x[rows], self.weight[i], None if self.bias is None else self.bias[i]
-                )
-                out = out.index_copy(0, rows, expert_output)
-            return out
-
-    return ExpertMap
 
 
 @cache

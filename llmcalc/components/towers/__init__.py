@@ -22,6 +22,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .mobilenet import MobileNet
     from .patches import PatchEmbedder
     from .projector import Projector
     from .vision import VisionTower
@@ -32,13 +33,14 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
     },
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | PatchEmbedder | Projector
+    Tower: TypeAlias = VisionTower | AudioTower | Conformer | MobileNet | PatchEmbedder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""
@@ -82,10 +84,11 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
                     f"towers.{name}.input_size: {tower.input_size}; expected {sum(input_widths.values())}, the widths "
                     f"of the {tower.encoders} encoders before it together"
                 )
-        elif tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
-            expected_widths = " or ".join(
-                f"{width}, which {tower_name} gives" for tower_name, width in input_widths.items()
-            )
+        elif tower.type == "projector" and input_widths:
+            widths = {tower_name: tower.encoder_layers * width for tower_name, width in input_widths.items()}
+            if tower.input_size in widths.values():
+                continue
+            expected_widths = " or ".join(f"{width}, which {tower_name} gives" for tower_name, width in widths.items())
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
@@ -95,7 +98,7 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     frames_of_model = recorder.frames
     for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
-        is_joined = tower.type == "projector" and tower.encoders > 1
+        is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         source = None if is_joined else _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
         outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads

@@ -4,8 +4,8 @@ Gemma 3 averages a square of patches. Pixtral, Qwen-VL and Kimi concatenate them
 Llama 4, Aya and SmolVLM; ERNIE also concatenates frames. transformers: models/gemma3, gemma3n, gemma4, mistral3,
 qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl, phi4_multimodal.
 
-Qwen-VL (Bai 2023, arXiv:2308.12966, §2) and MiniCPM-V (Yao 2024, arXiv:2408.01800) have a fixed number of learned
-queries that read the patches (`Resampler`).
+Qwen-VL (Bai 2023, arXiv:2308.12966, §2), MiniCPM-V (Yao 2024, arXiv:2408.01800) and Aria (Li 2024, arXiv:2410.05993)
+have a fixed number of learned queries that read the patches (`Resampler`).
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Resampler(Part):
     attention: the attention of the queries.
     norm: the norm of the queries, and that of the patches.
     positions: whether a vector per query, which is stored as a parameter, is added to it; false by default.
+    double_projections: whether queries, keys and values have linear layers without a bias before those of attention,
+        and its output has one with a bias after it (Aria); false by default.
     """
 
     queries: Width
@@ -73,6 +75,7 @@ class Resampler(Part):
     norm: Norm
     projected: Flag = True
     positions: Flag = False
+    double_projections: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -92,8 +95,14 @@ class Resampler(Part):
             query = recorder.add(
                 query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=rows)
             )
+        values: Value | None = None
+        if self.double_projections:
+            query, keys, values = (
+                recorder.linear(name, y, hidden) for name, y in (("q_in", query), ("k_in", keys), ("v_in", keys))
+            )
         with recorder.apart(causal=False):
-            return recorder.part("attention", self.attention, query, memory=keys)
+            y = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
+        return recorder.linear("attention_out", y, hidden, bias=True) if self.double_projections else y
 
 
 class Projector(TowerPart):
@@ -115,6 +124,8 @@ class Projector(TowerPart):
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
     encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
+    encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
+        (ViP-LLaVA), 1 by default.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
         for both.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
@@ -137,6 +148,7 @@ class Projector(TowerPart):
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     resampler: Resampler | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
+    encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
     with_images: Flag | None = None
     raw: Flag = False
     audio: AudioInput | None = None
@@ -234,6 +246,17 @@ class Projector(TowerPart):
                     queries=5, hidden_size=12, attention=biased_attention, norm=rms, projected=False, positions=True
                 ),
             ),
+            (
+                12,
+                Resampler(
+                    queries=4,
+                    hidden_size=12,
+                    attention=biased_attention,
+                    norm=layernorm,
+                    projected=False,
+                    double_projections=True,
+                ),
+            ),
         )
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
@@ -292,12 +315,18 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions:
                 self.positions = Marks(spec.queries, hidden)
             self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
+            if spec.double_projections:
+                self.q_in, self.k_in, self.v_in = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
+                self.attention_out = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor) -> Tensor:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
-            return self.attention(query, ForwardPass(memory=keys))
+            if not hasattr(self, "attention_out"):
+                return self.attention(query, ForwardPass(memory=keys))
+            heads = self.attention(self.q_in(query), ForwardPass(memory=self.k_in(keys)), self.v_in(keys))
+            return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
         """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].

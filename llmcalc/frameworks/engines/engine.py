@@ -43,6 +43,10 @@ class Term(NamedTuple):
     device: str = ""
 
 
+MOST_DEVICES = 64
+"""Devices up to which a layout that starts is sought where no change of a flag suffices."""
+
+
 class Change(NamedTuple):
     """A changed flag with the resulting KV cache. flag: the flag and value as users type it."""
 
@@ -119,6 +123,8 @@ class Engine:
     serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
+    plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
+        estimated, memory is not modelled.
     least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
@@ -145,6 +151,7 @@ class Engine:
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    plugin_vendors: tuple[str, ...] = ()
     least_capability: float = 0.0
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
@@ -161,8 +168,15 @@ class Engine:
         """Whether the engine runs on this accelerator: of one of its vendors and no older, or not known to be."""
         if float(hardware.compute_capability or self.least_capability) < self.least_capability:
             return False
-        vendors = [vendor.upper() for vendor in self.vendors]
-        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
+        return self._is_of(self.vendors, hardware)
+
+    def is_timed_on(self, hardware: Hardware) -> bool:
+        """Whether times are estimated on this accelerator: the engine runs on it, or a plugin of the engine does."""
+        return self.runs_on(hardware) or self._is_of(self.plugin_vendors, hardware)
+
+    @staticmethod
+    def _is_of(vendors: tuple[str, ...], hardware: Hardware) -> bool:
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in map(str.upper, vendors)
 
     @property
     def supported_accelerators(self) -> str:
@@ -206,12 +220,40 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns changes of a single flag that may enlarge the KV cache, cheapest first, with the resulting memory."""
+        """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
+
+        A change is of a single flag; where none suffices, of the longest request that fits then too; where that does
+        not either, the layout of the fewest devices that starts is the last one.
+        """
         changes: list[Change] = []
+        tried_flags: list[Mapping[str, Any]] = []
         for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **values})
             except InputError:  # a layout that does not divide the model
                 continue
             changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
+            tried_flags.append({**flags, **values})
+        if not any(change.starts for change in changes):
+            for number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
+        if not any(change.starts for change in changes) and not self.shows_alternatives:
+            for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
+                if memory.starts:
+                    text = " ".join(f"{self.typed(name)} {value}" for name, value in layout_flags.items())
+                    return [*changes, Change(text, memory.kv_tokens, memory.max_concurrency, True)]
         return changes
+
+    def _with_shorter_requests(
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: Change
+    ) -> Change:
+        """Returns a change with the longest request that fits beside it; the change alone where none starts so."""
+        server = self.server(preset, hardware, version, flags)
+        if not change.kv_tokens:
+            return change
+        for typed_flag, values in self.candidates(server):
+            if typed_flag.startswith(self.typed(server.length_field)):
+                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+                if memory.starts:
+                    return Change(f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True)
+        return change

@@ -19,6 +19,10 @@ FOLDERS = {
 """The words of `--engine` → the folder of the engine."""
 
 
+USUAL_ENGINE = "vllm"
+"""The engine of an inference run that names none, which most servers run; its software stack has the same name."""
+
+
 @cache
 def engine(name: str) -> Engine:
     """Returns the registry record of an engine. Raises `InputError` for an unknown name."""

@@ -58,6 +58,7 @@ class LogReading:
     off, flag: the term that the log itself shows to be too large, and what changes it.
     oom_flag: what makes the program allocate less while it runs.
     cache_tokens, cache_dtype: the cache's length and number format, where they follow from the log alone.
+    note: a remark on the start that the log shows; empty for none.
     """
 
     program: str
@@ -79,6 +80,7 @@ class LogReading:
     oom_flag: str = ""
     cache_tokens: int = 0
     cache_dtype: str = ""
+    note: str = ""
 
 
 class Pattern(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...frozen import frozen
-from ...parallel.layout import ContextExchange, Layout, Zero, stage_sizes_between_ends
+from ...parallel.layout import ContextExchange, ImpossibleLayout, Layout, Zero, stage_sizes_between_ends
 from .arguments import MegatronArguments, flag_of
 
 
@@ -455,7 +455,7 @@ class MegatronSettings(MegatronArguments):
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
         for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
-                raise InputError(
+                raise ImpossibleLayout(
                     f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
                     "expected a multiple"
                 )

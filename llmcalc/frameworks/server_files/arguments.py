@@ -81,6 +81,8 @@ def read_arguments(
             )
             values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
+        if HF_FILE in values:
+            arguments.model = f"{arguments.model}/{values.pop(HF_FILE)}"
         if program.takes_model and other_words:
             arguments.model = other_words.pop(0)
         for word in other_words:
@@ -107,6 +109,9 @@ def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
     return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
 
 
+HF_FILE = "hf_file"
+"""The field of the file of a repository that llama-server loads, whose name states how it is quantized."""
+
 TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
 """A word that a template has not filled in; what stands behind `=` may be JSON."""
 
@@ -124,6 +129,7 @@ def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*program.model_flags, f"--{MODEL_FLAG}")),
+        *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
         *(Flag((name,), is_idle=True) for name in program.idle),
         *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),

@@ -363,7 +363,8 @@ class Server(EngineServer):
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
-        tables = rank.rope_table_elements() * ROPE_BYTES
+        is_scaled = {*self.architectures}.isdisjoint(self.record.unscaled_tables)
+        tables = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
         draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES

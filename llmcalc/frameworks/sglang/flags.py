@@ -145,7 +145,7 @@ FLAGS = (
     Flag(
         ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
     ),
-    Flag(("--speculative-draft-model-path", "--speculative-draft-model")),
+    Flag(("--speculative-draft-model-path", "--speculative-draft-model", "--speculative-draft")),
     Flag(("--speculative-num-steps",), "number", most=1000),
     Flag(("--speculative-num-draft-tokens",), "number", most=1000),
     *idle_flags(

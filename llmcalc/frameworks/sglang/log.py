@@ -24,6 +24,9 @@ PATTERNS = (
     pattern("context_len=", rf"=(?P<context_length>{COUNT})"),
 )
 
+NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
+"""The refusal of a server without room for its cache in mid-2026 builds (mem_cache/kv_cache_configurator.py)."""
+
 RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
 """Parts of the lines by which the first rank of a log is found."""
 
@@ -38,8 +41,8 @@ def read_log(log_text: LogText) -> LogReading | None:
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
-    refusal = sglang_record().messages["no_cache"]
-    message = next(iter(log_text.lines_with(refusal)), "")
+    messages = sglang_record().messages
+    message = next(iter(log_text.lines_with(messages["no_cache"], messages["no_states"], NO_CACHE_AFTER_WEIGHTS)), "")
     memory_terms = tuple(_memory_terms(log_values, arguments))
     if not memory_terms and not message:
         return None
@@ -56,6 +59,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
+        flag="--mem-fraction-static" if message else "",
         oom_flag="--mem-fraction-static",
     )
 

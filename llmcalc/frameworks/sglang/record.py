@@ -29,6 +29,7 @@ ENGINE = Engine(
         "cuda_graphs": "--cuda-graph-max-bs",
         "kv_cache": "--mem-fraction-static",
     },
+    plugin_vendors=("Google", "Huawei", "Intel"),  # sglang-jax, and the pages of docs/hardware-platforms
     least_capability=7.5,  # docs/get_started/quickstart
     stacks=(((0,), "sglang"),),
     layout_flags=FromFile(__package__, "changes:layout_flags"),

@@ -94,8 +94,12 @@ class PoolRatios(Record):
 
 
 class SGLangRecord(EngineRecord[Rules]):
-    """The contents of `presets/engines/sglang.toml`."""
+    """The contents of `presets/engines/sglang.toml`.
 
+    unscaled_tables: classes whose tables of cosines and sines ignore scaled positions.
+    """
+
+    unscaled_tables: tuple[str, ...]
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)

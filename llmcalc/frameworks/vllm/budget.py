@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...device_memory.cuda_runtime import runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.engine import EngineMemory, Term, TermStatus
@@ -85,6 +86,9 @@ FULL_GRAPHS_FROM = (0, 11)
 
 FLASH = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
+
+COMPILATION_PEAK = 1_400 * MIB
+"""The most that compiling was seen to hold at its peak where the profile run holds less (seven pairs of starts)."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
@@ -305,17 +309,26 @@ class Server(EngineServer):
         return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
+    def divides_prompts(self) -> bool:
+        """Whether prompts are read in chunks: by default always, in V0 where requests have more than 32,768 tokens."""
+        is_divided = self.rules.generation != "v0" or self.longest_request > 32768
+        return bool(self.flags.get("enable_chunked_prefill", is_divided))
+
+    @property
     def max_num_batched_tokens(self) -> int:
         chosen_value = self.flags.get("max_num_batched_tokens")
         if chosen_value:
             return int(chosen_value)
         defaults = self.record.defaults(self.version_of_rules, self.hardware)
         default = defaults.max_num_batched_tokens * self.default_limit_factor
+        if self.rules.generation == "v0" and self.divides_prompts:
+            return self.rules.chunk_above_32k
+        if not self.divides_prompts:
+            default = max(self.longest_request, default)
         if self.rules.generation == "v0":
-            if self.longest_request > 32768:
-                return self.rules.chunk_above_32k
-            return max(self.longest_request, default)
-        return max(default, int(self.flags.get("max_num_seqs", 1)))
+            return default
+        sequences = int(self.flags.get("max_num_seqs", defaults.max_num_seqs * self.default_limit_factor))
+        return max(min(default, sequences * self.longest_request), sequences if "max_num_seqs" in self.flags else 1)
 
     @property
     def tokens_in_flight(self) -> int:
@@ -384,11 +397,12 @@ class Server(EngineServer):
             element_bytes=self.element_bytes,
             units=DEFAULT_COMPUTE_UNITS if units is None else units.count,
             last_stage=stage == self.pp - 1,
-            chunked=self.longest_request > 32768,
+            chunked=self.divides_prompts,
             stages=self.pp,
             encoder=self.encoder_run if stage == 0 else None,
             keeps_pixels=self.second_runner is None,
             workspace=sparse_workspace(self.rank(stage), self.longest_request, self.max_num_batched_tokens),
+            cublas_workspace=runtime_of(self.hardware).workspace,
         )
 
     @cached_property
@@ -422,7 +436,12 @@ class Server(EngineServer):
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
     def cuda_graph_bytes(self, rank: EngineRank) -> int:
-        """Returns the memory that vLLM estimates for the CUDA graphs of a rank."""
+        """Returns the memory that vLLM estimates for the CUDA graphs of a rank.
+
+        V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
+        """
+        if self.rules.generation == "v0":
+            return int(self.record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
         is_flash = self.flags.get("attention_backend", FLASH) == FLASH
         is_split = is_flash and self.numbers >= FULL_GRAPHS_FROM and not self.has_class_of(self.record.triton_attention)
         capability = self.hardware.compute_capability if is_split else None
@@ -641,7 +660,7 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
         return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
         return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
-    unused_bytes = server.free_bytes_at_start - budget
+    unused_bytes = (server.total_memory if rules.counts_context else server.free_bytes_at_start) - budget
     if not server.subtracts_graphs and unused_bytes < stage.graphs:
         return messages["outside_budget"]
     return ""
@@ -649,9 +668,15 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
 
 def _server_notes(server: Server) -> list[str]:
     notes = []
+    stage_peak = next(term.bytes for term in server.fullest_stage.terms if term.name == "profile_run")
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
+        )
+    if server.rules.generation == "v1" and server.graphs.number and stage_peak < COMPILATION_PEAK:
+        notes.append(
+            "a restart is counted; a first start, which compiles, has 0.5 to 1.2 GiB less cache (vLLM issues 54122, "
+            "54383)"
         )
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")

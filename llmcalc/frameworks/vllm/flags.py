@@ -69,7 +69,7 @@ IDLE_SWITCHES = """
     --data-parallel-multi-port-external-lb --dcp-q-replicate --disable-async-output-proc --disable-cascade-attn
     --disable-chunked-mm-input --disable-custom-all-reduce --disable-fastapi-docs --disable-frontend-multiprocessing
     --disable-log-requests --disable-log-stats --disable-mm-preprocessor-cache --disable-nccl-for-dp-synchronization
-    --disable-uvicorn-access-log --enable-auto-tool-choice --enable-batch-sharded-sampling --enable-chunked-prefill
+    --disable-uvicorn-access-log --enable-auto-tool-choice --enable-batch-sharded-sampling
     --enable-cumem-allocator --enable-ep-weight-filter --enable-fault-tolerance --enable-flash-late-interaction
     --enable-flashinfer-autotune --enable-force-include-usage --enable-layerwise-nvtx-tracing --enable-log-deltas
     --enable-log-outputs --enable-log-requests --enable-logging-iteration-details
@@ -133,6 +133,7 @@ FLAGS = (
     Flag(("--mamba-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--mamba-ssm-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--enable-prefix-caching",), "switch"),
+    Flag(("--enable-chunked-prefill",), "switch"),
     Flag(("--async-scheduling",), "switch"),
     Flag(("--mm-processor-kwargs",), "table"),
     Flag(("--skip-mm-profiling",), "switch"),

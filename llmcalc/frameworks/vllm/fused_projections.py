@@ -30,7 +30,11 @@ def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
 
 
 def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
-    """Returns the bytes of the buffer with the embeddings of each layer, for a batch of `tokens` (gemma4_mm.py)."""
+    """Returns the bytes of the embeddings of each layer, for a batch of `tokens`.
+
+    So many have their buffer (gemma4_mm.py), and their sum with the projected hidden states, which all layers read
+    (gemma4.py, `project_per_layer_inputs`).
+    """
     decoder = rank.preset.model.decoder
     if decoder is None or decoder.per_layer_embedding is None:
         return 0

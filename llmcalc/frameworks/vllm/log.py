@@ -70,6 +70,8 @@ ADVISED_FLAGS = {
     "No available memory for the cache blocks": "--gpu-memory-utilization",
     "To serve at least one request with the model": "--max-model-len",
     "is larger than the maximum number of tokens that can be stored in KV": "--max-model-len",
+    "exceeds available Mamba cache blocks": "--max-num-seqs",
+    "In Mamba cache align mode, block_size": "--max-num-batched-tokens",
 }
 """Parts of the messages with which vLLM refuses to start, of all versions → the flag that it advises to change."""
 
@@ -77,8 +79,6 @@ REFUSAL_MESSAGES = (
     *ADVISED_FLAGS,
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
-    "exceeds available Mamba cache blocks",
-    "In Mamba cache align mode, block_size",
 )
 """Parts of all messages with which vLLM refuses to start, of all versions."""
 
@@ -101,6 +101,13 @@ CONFIG_FIELDS = {
     "enable_prefix_caching": "enable_prefix_caching",
 }
 """Fields of the printed configuration of the engine → names of flags."""
+
+
+COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
+"""Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
+
+FIRST_START = "the log is of a first start, which compiled the model"
+"""The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
 def read_log(log_text: LogText) -> LogReading | None:
@@ -139,6 +146,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
         flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
         oom_flag="--max-num-seqs",
+        note=FIRST_START if log_text.lines_with(*COMPILATION_LINES) else "",
     )
 
 

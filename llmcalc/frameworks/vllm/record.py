@@ -29,9 +29,10 @@ ENGINE = Engine(
         "cuda_graphs": "--enforce-eager",
         "kv_cache": "--kv-cache-dtype",
     },
+    plugin_vendors=("Google", "Huawei", "Intel", "AWS"),  # tpu-inference, vllm-ascend, vllm-gaudi, vllm-neuron
     least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
-    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
+    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
     layout_flags=FromFile(__package__, "changes:layout_flags"),
     draft_flags=FromFile(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",

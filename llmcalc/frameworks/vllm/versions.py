@@ -33,6 +33,7 @@ class Rules(RuleRange):
     logits_copies: float = Field(gt=0)
     sampler_rows_per_unit: int = 0
     grouped_layers: bool = False
+    counts_context: bool = False
     subtracts_graphs: bool = False
     checks_free_memory: bool = False
     printed_tokens: Literal["blocks x block_size", "blocks // groups x block_size", "max_concurrency x max_model_len"]

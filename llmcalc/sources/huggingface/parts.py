@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, str] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
-    "quick_gelu": "gelu",
+    "quick_gelu": "quick_gelu",
     "gelu_accurate": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",

@@ -23,6 +23,7 @@ from tests.builders import parts_of, spec_of
 from tests.components.inputs.test_processors import phi4_mask
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
+from tests.families import shapes_of
 from tests.samples import sampled, spread
 
 SIZES = ((40, 64), (90, 31))
@@ -201,7 +202,7 @@ def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> No
 
     audio = {"hidden_size": 24, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2, "vocab_size": 7}
     audio |= {"input_feat_size": 21, "sscp_conv_channel_size": [10, 6]}
-    config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": audio})
+    config = wrapped("gemma3n", {"vision_config": {"vocab_size": 9}, "audio_config": audio})
     spec, fields = spec_of(config), settings.Gemma3nAudioConfig(**audio)
     encoder = Gemma3nAudioEncoder(fields).eval()
     embedder = Gemma3nMultimodalEmbedder(fields, settings.Gemma3nTextConfig(**config["text_config"]))
@@ -210,6 +211,26 @@ def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> No
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             output = encoder(torch.ones(1, frames, 21), torch.zeros(1, frames).bool())
             embedder(inputs_embeds=output.last_hidden_state)
+        assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
+
+
+def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> None:
+    """Its class is code of its repository: Whisper's layers on the frames of a recording, and positions in eights."""
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    audio = {"d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 40}
+    audio |= {"num_mel_bins": 10, "max_source_positions": 150}
+    spec = spec_of({**shapes_of("ultravox")[0], "hidden_size": 56, "audio_config": audio})
+    encoder = WhisperEncoder(WhisperConfig(**audio, attn_implementation="eager")).eval()
+    gated, last = torch.nn.Linear(8 * 24, 56, bias=False), torch.nn.Linear(28, spec.hidden_size, bias=False)
+    for seconds in (0.31, 1.9, 3):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            positions = encoder.conv2(encoder.conv1(torch.ones(1, 10, round(100 * seconds)))).transpose(1, 2)
+            for layer in encoder.layers:
+                positions = layer(positions, None)
+            whole_tokens = torch.nn.functional.pad(positions, (0, 0, 0, -positions.shape[1] % 8))
+            last(gated(whole_tokens.reshape(1, -1, 8 * 24))[..., :28])
         assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
 
 

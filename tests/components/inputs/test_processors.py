@@ -23,6 +23,7 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
+from llmcalc.components.inputs.base import Encoded
 from llmcalc.components.inputs.chunks import Chunks
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.components.inputs.recording import Recording
@@ -218,10 +219,28 @@ def kimi_function() -> Any:
     return function_of("kimi_k25/image_processing_kimi_k25.py", "navit_resize")["navit_resize"]
 
 
-def kimi(height: int, width: int) -> Measured:
-    _, (rows, columns) = kimi_function()(height, width, 14, 2, 16384, 512)
-    patches = rows // 14 * (columns // 14)
-    return 1, patches, patches // 4
+def kimi(max_patches: int, max_side: int) -> Callable[[int, int], Measured]:
+    def measure(height: int, width: int) -> Measured:
+        _, (rows, columns) = kimi_function()(height, width, 14, 2, max_patches, max_side)
+        patches = rows // 14 * (columns // 14)
+        return 1, patches, patches // 4
+
+    return measure
+
+
+def minicpm(height: int, width: int, merge: int = 4) -> Measured:
+    """The processor of version 4.6, whose sides are multiples of four patches."""
+    from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+
+    processor, patch_size = MiniCPMV4_6ImageProcessorPil(), 14 * merge / 4
+    grid = processor.get_sliced_grid((height, width), 9, 448)
+    sizes = processor.find_best_resize((height, width), 448, patch_size, "16x", allow_upscale=grid is None)
+    patches, slices = math.prod(sizes), math.prod(grid or [0])
+    if grid:
+        refined = processor.get_refine_size((height, width), grid, 448, patch_size, "16x", allow_upscale=True)
+        patches = max(patches, math.prod(refined) // slices)
+    tokens = 3 + (1 + slices) * (64 + 2) + (grid[0] - 1 if grid else 0)
+    return 1 + slices, int(patches) // 14**2, tokens
 
 
 @lru_cache(maxsize=1)
@@ -359,7 +378,18 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         14,
         video_llama,
     ),
-    "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi),
+    "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi(16384, 512)),
+    "kimi_vl": (
+        {"type": "padded", "merge": 2, "max_patches": 4096, "max_side": 511, "refuses_long": True},
+        14,
+        kimi(4096, 10**6),
+    ),
+    "minicpmv4_6": ({"type": "slices", "size": 448, "max_slices": 9, "tokens": 64, "merge": 4}, 14, minicpm),
+    "minicpmv2_6": (
+        {"type": "slices", "size": 448, "max_slices": 9, "tokens": 64},
+        14,
+        partial(minicpm, merge=1),
+    ),
     "cohere2_vision": (
         {"type": "tiles", "size": 512, "max_tiles": 12, "tokens": 256, "tile_marks": 1, "marks": 2}
         | {"least_scaling": True},
@@ -534,6 +564,18 @@ def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
     encoded = Clips(merge=4, padded=True, several=True).encode(seconds)
     assert (encoded.parts, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "parts", "frames", "tokens", "padded_frames"),
+    [(0.01, 1, 2, 1, 16), (4.73, 1, 473, 30, 480), (30, 1, 3000, 188, 3008), (75.2, 3, 3000, 2 * 188 + 95, 3 * 3008)],
+)
+def test_audio_of_ultravox_is_read_in_its_length(
+    seconds: float, parts: int, frames: int, tokens: int, padded_frames: int
+) -> None:
+    """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
+    encoded = Clips(merge=8, several=True, fits=True).encode(seconds)
+    assert encoded == Encoded(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:

@@ -13,7 +13,8 @@ from llmcalc.components.layers.gemma4 import Gemma4Layer
 from llmcalc.components.layers.shortcut import ShortcutLayer
 from llmcalc.components.mixers.moa import MixtureOfAttention
 from llmcalc.components.mtp import MultiTokenPrediction
-from llmcalc.components.networks.moe import MoE, capacity_dispatch_class, dispatch_class, ends_of_groups
+from llmcalc.components.networks.expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups
+from llmcalc.components.networks.moe import MoE
 from tests.contracts.test_parts import around_a_model
 
 EXAMPLES = [

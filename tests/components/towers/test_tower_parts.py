@@ -17,6 +17,7 @@ from llmcalc.components.base import Component, ModelProperties
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.runtime import ForwardPass
 from llmcalc.components.towers import TOWERS, TowerName
+from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
@@ -81,15 +82,19 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
     assert (out != other).any(-1).all()
 
 
-@pytest.mark.parametrize("example", [*VisionTower.examples(), *PatchEmbedder.examples()])
-def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTower | PatchEmbedder) -> None:
+@pytest.mark.parametrize("example", [*VisionTower.examples(), *PatchEmbedder.examples(), *MobileNet.examples()])
+def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTower | PatchEmbedder | MobileNet) -> None:
     """Two images of 8 × 10 pixels, in patches of `patch_size`."""
     patches = example.patches
     side = patches.patch_size
-    rows, columns = 8 // side * 2, 5
+    rows, columns = max(8 // side, 1) * 2, 6 if isinstance(example, MobileNet) else 5
     net = example.reference(ModelProperties(24)).eval().requires_grad_(False)
     pixels = torch.randn(2, patches.num_channels, patches.temporal_patch_size, rows * side, columns * side)
-    if example.positions is not None and example.positions.rows < rows * columns + 1:
+    if (
+        not isinstance(example, MobileNet)
+        and example.positions is not None
+        and example.positions.rows < rows * columns + 1
+    ):
         rows, columns = 2, 3
         pixels = pixels[..., : rows * side, : columns * side]
     with FlopCounterMode(display=False) as counter:

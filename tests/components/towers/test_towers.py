@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from llmcalc import load, params
+from llmcalc.costs.encoders import encoded_inputs
+from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
@@ -22,6 +24,7 @@ from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.measure import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build, verify_config
+from llmcalc.workload.inputs import Inputs
 from tests.builders import fields_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
@@ -186,6 +189,7 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
 
 READ = [kind for kind in model_types() if family_of(kind).tower_file and not family_of(kind).code]
 UNMEASURED = {"gemma3n": "its class needs timm"}
+TIMM: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data/mobilenetv5_300m_enc.json").read_text())
 MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
 
 
@@ -237,6 +241,13 @@ def test_published_totals_hold_their_towers() -> None:
     }
     assert params(gemma3, with_towers=True).total == gemma3.published.parameters == 27_432_406_640
     assert params(gemma4, with_towers=True).total + 2_364 == gemma4.published.parameters == 31_273_088_876
+    for name, sharing_layers in (
+        ("gemma3n-e2b", 10),
+        ("gemma3n-e4b", 15),
+    ):  # of which the checkpoint has keys and values
+        gemma3n, keys_and_values = load(name), 2 * 2048 * 2 * 256 + 256
+        total = params(gemma3n, with_towers=True).total
+        assert total + sharing_layers * keys_and_values == gemma3n.published.parameters
 
 
 CASE_TOWERS = {
@@ -360,8 +371,8 @@ def test_a_text_model_alone_has_no_towers() -> None:
     assert "towers" not in read_config(flat)[0]
 
 
-def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
-    """The vision encoder is timm's, and a remark says so; the rest is compared with the modules of its class."""
+def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
+    """The vision encoder is compared with figures of timm's model, the rest with the modules of its class."""
     from transformers.models.gemma3n.configuration_gemma3n import (
         Gemma3nAudioConfig,
         Gemma3nTextConfig,
@@ -380,24 +391,56 @@ def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
         "sscp_conv_stride_size": [[2, 2], [2, 3]],
     }
     for sound in (audio, {}):
-        config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": sound})
+        config = wrapped("gemma3n", {"vision_config": {"vocab_size": 9}, "audio_config": sound})
         table, notes = read_config(config)
         with torch.device("meta"):
             text, heard = Gemma3nTextConfig(**config["text_config"]), Gemma3nAudioConfig(**sound)
             modules = {
-                "embed_vision": Gemma3nMultimodalEmbedder(Gemma3nVisionConfig(hidden_size=40, vocab_size=9), text),
+                "embed_vision": Gemma3nMultimodalEmbedder(Gemma3nVisionConfig(vocab_size=9), text),
                 "audio_tower": Gemma3nAudioEncoder(heard), "embed_audio": Gemma3nMultimodalEmbedder(heard, text),
             }  # fmt: skip
         spec = ModelSpec.model_validate(table)
         assert {name: node.total(total_of) for name, node in towers_of(spec).items()} == {
-            name: parameters(m)[""] for name, m in modules.items()
+            "vision_tower": TIMM["parameters"],
+            **{name: parameters(m)[""] for name, m in modules.items()},
         }
-        assert len(notes) == 1
-        assert (
-            "its encoder is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
-        )
+        assert not notes
         verdict = verify_reference(spec)
         assert verdict.ok, verdict.failures[:8]
+
+
+def test_every_block_of_gemma3n_has_the_parameters_and_flops_of_timms() -> None:
+    spec = ModelSpec.model_validate(read_config(wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}))[0])
+    encoder, run = towers_of(spec)["vision_tower"], encoded_inputs(spec, Inputs(image="1024x300")).runs[0]
+    assert (encoder.total(total_of), run.total(forward_of)) == (TIMM["parameters"], TIMM["flops"])
+    sizes, flop_counts = dict[str, int](), dict[str, int]()
+    for stage in (node for node in encoder.children if node.name.startswith("stage_")):
+        blocks = [block for group in stage.children for block in group.children * group.repeat]
+        for i, block in enumerate(blocks):
+            name = f"blocks.{int(stage.name.removeprefix('stage_')) - 1}.{i}"
+            sizes[name], flop_counts[name] = block.total(total_of), block.total(forward_of, run.run_config)
+    blocks_of_timm = {name: counts for name, counts in TIMM["modules"].items() if name.startswith("blocks.")}
+    assert sizes == {name: counts["parameters"] for name, counts in blocks_of_timm.items()}
+    assert flop_counts == {name: counts["flops"] for name, counts in blocks_of_timm.items()}
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"vision_config": {"architecture": "mobilenetv5_base"}},
+            "architecture: 'mobilenetv5_base'; expected mobilenet",
+        ),
+        ({"vision_config": {"hidden_size": 40}}, "vision_config.hidden_size: 40; expected 2048"),
+        ({"vision_config": {"model_args": {"stem_size": 32}}}, "vision_config.model_args: "),
+        ({"vision_config": {}, "vision_soft_tokens_per_image": 64}, "vision_soft_tokens_per_image: 64; expected 256"),
+    ],
+)
+def test_an_encoder_of_gemma3n_that_timm_does_not_build_is_named(change: dict[str, Any], says: str) -> None:
+    table, notes = read_config(wrapped("gemma3n", {"audio_config": {}, **change}))
+    assert list(table["towers"]) == ["audio_tower", "embed_audio"]
+    assert [note for note in notes if note.startswith("its encoder is not counted") and says in note], notes
 
 
 def test_a_field_of_a_tower_that_nobody_knows_is_named() -> None:
@@ -446,16 +489,30 @@ def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
     assert load(str(tmp_path / "model.toml")).model == load(str(tmp_path)).model
 
 
-@pytest.mark.parametrize(
-    ("kind", "section"), [("aria", "vision_config: 'idefics3_vision'"), ("emu3", "vq_config: 'emu3_vqgan'")]
-)
-def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, section: str) -> None:
-    name, _, own = section.partition(": ")
-    said = f"its encoder is not counted: {section} is not supported"
-    table, notes = read_config(wrapped(kind, {name: {"model_type": own.strip("'")}}))
+def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not() -> None:
+    said = "its encoder is not counted: vq_config: 'emu3_vqgan' is not supported"
+    table, notes = read_config(wrapped("emu3", {"vq_config": {"model_type": "emu3_vqgan"}}))
     assert notes == [said]
     assert "towers" not in table
-    assert read_config(wrapped(kind, {}))[1] == [said]
+    assert read_config(wrapped("emu3", {}))[1] == [said]
+
+
+def test_the_published_aria_has_the_parameters_of_its_index() -> None:
+    """The config of rhymes-ai/Aria, and half the bytes of its index, whose weights are in bfloat16."""
+    text = {"hidden_size": 2560, "intermediate_size": 1664, "num_hidden_layers": 28, "vocab_size": 100_352}
+    text |= {"model_type": "aria_text", "moe_num_experts": 64, "moe_topk": 6, "num_experts_per_tok": 6}
+    vision = {"model_type": "idefics3_vision", "attention_heads": 16, "image_size": 980, "intermediate_size": 4304}
+    config = {
+        "model_type": "aria",
+        "projector_patch_to_query_dict": {"1225": 128, "4900": 256},
+        "text_config": {**text, "num_attention_heads": 20, "num_key_value_heads": 20},
+        "vision_config": {**vision, "num_hidden_layers": 27, "patch_size": 14},
+    }
+    spec = ModelSpec.model_validate(read_config(config)[0])
+    assert params(spec, with_towers=True).total == 50_614_622_432 // 2
+    assert encoded_inputs(spec, Inputs(image="640x480")).image_tokens == 256
+    (note,) = (n for n in read_config({**config, "projector_patch_to_query_dict": [128]})[1] if "not counted" in n)
+    assert "projector_patch_to_query_dict: a list; expected a positive number of queries for each number" in note
 
 
 @pytest.mark.parametrize(

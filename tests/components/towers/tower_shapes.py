@@ -441,7 +441,7 @@ WRAPPERS: dict[str, Shapes] = {
         "LlavaForConditionalGeneration",
         TOWER_AND_PROJECTOR,
         [
-            {"vision_config": CLIP},
+            {"vision_config": CLIP, "vision_feature_layer": [-2, 0]},
             {"vision_config": PIXTRAL, "multimodal_projector_bias": False},
             {"vision_config": {**SIGLIP, "vision_use_head": True}},
         ],
@@ -465,6 +465,17 @@ WRAPPERS: dict[str, Shapes] = {
         [
             {"vision_config": {**CLIP, "model_type": "idefics3"}, "scale_factor": 3},
             {"vision_config": {**CLIP, "model_type": "idefics3_vision"}},
+        ],
+    ),
+    "aria": (
+        "AriaForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {
+                "vision_config": {**CLIP, "model_type": "idefics3_vision"},
+                "projector_patch_to_query_dict": {"9": 3, "36": 5},
+            },
+            {"vision_config": {**CLIP, "model_type": "idefics3_vision", "num_channels": 1, "hidden_act": "relu"}},
         ],
     ),
     "smolvlm": (
@@ -560,7 +571,10 @@ WRAPPERS: dict[str, Shapes] = {
     "vipllava": (
         "VipLlavaForConditionalGeneration",
         TOWER_AND_PROJECTOR,
-        [{"vision_config": CLIP, "vision_feature_layer": -2}, {"vision_config": SIGLIP, "vision_feature_layer": -1}],
+        [
+            {"vision_config": CLIP, "vision_feature_layer": [-2, -1, 1]},
+            {"vision_config": SIGLIP, "vision_feature_layer": -1},
+        ],
     ),
     "deepseek_vl": (
         "DeepseekVLForConditionalGeneration",

@@ -352,6 +352,16 @@ def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
     assert quantized_size(load("qwen2.5-14b").model, scheme).total == 6_463_203_328
 
 
+def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
+    """Of github.com/leo-kreisman/Qwen3.5-9B-MLX-8bit at 57b6613, which has each linear layer's 32 decays in float32."""
+    config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    spec, scheme = load("qwen3.5-9b").model, scheme_of_config({**config, "quantization": EIGHT_BITS})
+    assert scheme is not None
+    names = checkpoint_of(config).names(spec.tree(), spec.kind)
+    counted = quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total
+    assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
+
+
 AUTO_ROUND = {
     "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "autoround_version": "0.12.3",
     "bits": 4, "act_bits": 4, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0,

@@ -171,7 +171,7 @@ UNBUILT = {
     **dict.fromkeys(
         (
             *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed"),
-            *("alpamayo2_super", "molmo_point", "youtu_vl"),
+            *("alpamayo2_super", "bailingmm", "molmo_point", "youtu_vl"),
         ),
         "its class is code of its repository",
     ),

@@ -218,6 +218,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ("RForConditionalGeneration", "R", "qwen3"),
             ("BeeForConditionalGeneration", "bee", "qwen3"),
             ("OpenCUAForConditionalGeneration", "opencua", "qwen2"),
+            ("AndesVLForConditionalGeneration", "andesvl-aimv2-qwen3", "qwen3"),
             ("StepVLForConditionalGeneration", "step_robotics", "qwen3"),
             ("LlavaOnevision2ForConditionalGeneration", "llava_onevision2", "qwen3"),
             ("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama"),
@@ -228,6 +229,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2"),
         )
     },
+    "BailingMMNativeForConditionalGeneration": [
+        {"model_type": "bailingmm", "llm_config": {"model_type": "bailing_moe", **EXPERTS, "num_shared_experts": 1}}
+    ],
     "Lfm2AudioForConditionalGeneration": [
         {
             "model_type": "lfm2_audio",

@@ -228,3 +228,39 @@ def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> No
     )
     document = functions.explain_log(file).document
     assert document["terms"][0]["computed"] == pytest.approx(8.8 * 2**30, rel=0.02)
+
+
+def test_a_first_start_is_named_and_no_flag_is_advised(tmp_path: Path) -> None:
+    """A log of vLLM 0.28 with the lines of a start that compiles (compilation/backends.py)."""
+    lines = (
+        "INFO [core.py:123] Initializing a V1 LLM engine (v0.28.0) with config: model='Qwen/Qwen3-14B'",
+        "INFO [backends.py:393] Compiling a graph for compile range (1, 2048) takes 15.65 s",
+        "INFO [gpu_worker.py:563] Available KV cache memory: 11.57 GiB",
+        "INFO [kv_cache_utils.py:2235] GPU KV cache size: 75,824 tokens",
+    )
+    for compiles in (True, False):
+        file = tmp_path / "vllm.log"
+        file.write_text("\n".join(line for line in lines if compiles or "Compiling" not in line))
+        explained = functions.explain_log(file, hardware="l40s")
+        assert explained.document["off"] == "kv_cache"
+        assert (explained.document["flag"] is None) is compiles
+        assert any("first start, which compiled" in note for note in explained.document["notes"]) is compiles
+
+
+@pytest.mark.parametrize(
+    ("message", "engine", "flag"),
+    [
+        ("ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (939).", "vllm", "--max-num-seqs"),
+        (
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88.",
+            "sglang",
+            "--mem-fraction-static",
+        ),
+    ],
+)
+def test_a_refusal_names_the_flag_of_its_message(message: str, engine: str, flag: str, tmp_path: Path) -> None:
+    """https://github.com/vllm-project/recipes/pull/831, https://github.com/SemiAnalysisAI/InferenceX/issues/2128."""
+    file = tmp_path / "engine.log"
+    file.write_text(message)
+    document = functions.explain_log(file).document
+    assert (document["engine"]["name"], document["off"], document["flag"]) == (engine, "kv_cache", flag)

@@ -86,6 +86,9 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
         ("/mnt/gguf/GLM-4.5-Q8_0/GLM-4.5-Q8_0-00001-of-00008.gguf", "glm-4.5", "q8_0"),
         ("bartowski/Qwen3-8B-GGUF:IQ4_XS", "qwen3-8b", "iq4_xs"),
         ("ggml-org/gemma-3-4b-it-GGUF", "gemma3-4b", "q4_k_m"),  # what llama-server takes without a tag
+        ("unsloth/Qwen3-8B-GGUF:BF16", "qwen3-8b", "none"),
+        ("unsloth/gpt-oss-120b-GGUF:F16", "gpt-oss-120b", ""),  # whose experts stay in MXFP4
+        ("/models/google_gemma-3-12b-it-Q5_K_S.gguf", "gemma3-12b", "q5_k_s"),
         ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None, ""),
         ("ggml-org/gpt-oss-20b-GGUF", None, ""),  # in mxfp4 alone
     ],
@@ -93,6 +96,14 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
 def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: str | None, scheme: str) -> None:
     known = known_checkpoint(name)
     assert (None if known is None else (known[0].name, known[1])) == (None if preset is None else (preset, scheme))
+
+
+def test_a_file_of_a_repository_states_how_it_is_quantized(tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("llama-server --hf-repo ggml-org/Qwen3-8B-GGUF --hf-file Qwen3-8B-Q8_0.gguf -c 8192\n")
+    assert servers_of(file)[0].target == "ggml-org/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf"
+    answer = llmcalc.memory(launch=file, hardware="rtx-4090")
+    assert any("qwen3-8b in q8_0" in text for text in answer.document["notes"])
 
 
 COMPOSE = """

@@ -71,6 +71,7 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
                 "max_model_len": "32k",
                 "kv_cache_dtype": "fp8",
                 "enable_prefix_caching": True,
+                "enable_chunked_prefill": False,
                 "compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY", "pass_config": {"enable_noop": true}}',
                 "max_num_seqs": "128",
                 "dtype": "half",

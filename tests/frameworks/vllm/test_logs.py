@@ -225,6 +225,8 @@ def compared() -> list[Compared]:
         for term, key in terms.items():
             if row[f"{key}_gib"] and (term == "weights" or row["accelerator_stated"]):
                 rows.append(Compared(row, term, result.bytes_of(term) / GIB, row[f"{key}_gib"]))
+        if row["weights_gib"] and row["complete"]:
+            rows.append(Compared(row, "weights, complete flags", result.bytes_of("weights") / GIB, row["weights_gib"]))
         if row["kv_tokens"] and row["accelerator_stated"]:
             rows.append(Compared(row, "kv_tokens", result.kv_tokens, row["kv_tokens"]))
             if row["complete"]:
@@ -240,12 +242,13 @@ def share(rows: list[Compared], within: float) -> float:
 @pytest.mark.parametrize(
     ("term", "most", "within", "least"),
     [
-        ("weights", 0.001, 0.01, 0.9),
+        ("weights", 0.001, 0.01, 0.89),
+        ("weights, complete flags", 0.001, 0.01, 0.94),
         ("profile_run", 0.01, 0.05, 0.85),
         ("cuda_graphs", 0.08, 0.3, 0.8),
-        ("kv_cache", 0.005, 0.05, 0.84),
-        ("kv_tokens", 0.005, 0.05, 0.82),
-        ("kv_tokens, complete flags", 0.001, 0.01, 0.9),
+        ("kv_cache", 0.005, 0.05, 0.85),
+        ("kv_tokens", 0.005, 0.05, 0.83),
+        ("kv_tokens, complete flags", 0.001, 0.01, 0.91),
     ],
 )
 def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least: float) -> None:
@@ -470,13 +473,16 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
 
 def test_whether_it_starts() -> None:
     rows = [(row, computed(number).starts) for number, row in enumerate(LOGS) if row["starts"] is not None]
+    complete = [starts == row["starts"] for row, starts in rows if row["complete"]]
     wrong = [
         f"{row['target']} {row['version']} #{row['id']}: {row['note'][:40]}"
         for row, starts in rows
         if starts != row["starts"]
     ]
     print(f"\nstarts: {len(rows) - len(wrong)} of {len(rows)}; wrong: {wrong}")
-    assert len(wrong) <= 3
+    print(f"all flags known: {sum(complete)} of {len(complete)}")
+    assert len(wrong) <= 5
+    assert sum(complete) >= len(complete) - 2
 
 
 def test_no_answer_is_far_off_without_an_estimate() -> None:

@@ -139,6 +139,43 @@ def test_a_small_card_does_not_start_and_a_shorter_request_does() -> None:
     assert answer(hardware="rtx-4090", max_model_len=int(length["flag"].split()[1])).ok
 
 
+@pytest.mark.parametrize(
+    ("target", "engine", "flag"),
+    [
+        ("qwen2.5-14b", "vllm==0.19", "--quantization fp8 --max-model-len"),
+        ("deepseek-v3", "vllm==0.28", "--tensor-parallel-size 8 --pipeline-parallel-size"),
+        ("deepseek-v3", "sglang==0.5.12", "--tp-size 16"),
+    ],
+)
+def test_where_no_flag_alone_suffices_two_do_or_more_devices(target: str, engine: str, flag: str) -> None:
+    hardware = "rtx-4090" if target == "qwen2.5-14b" else "h100"
+    rows = answer(target, hardware, engine).document["changes"]
+    assert any(row["starts"] and row["flag"].startswith(flag) for row in rows)
+    assert all(row["flag"].count("--") > 1 or row["flag"].startswith("--tp-size") for row in rows if row["starts"])
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "tokens"),
+    [
+        ("0.28", {}, 8192),
+        ("0.28", {"enable_chunked_prefill": False}, 131_072),  # arg_utils.py, `_set_default_max_num_seqs_…`
+        ("0.28", {"max_num_seqs": 1, "max_model_len": 4096}, 4096),
+        ("0.6.4", {"max_model_len": 40_000}, 512),
+        ("0.6.4", {"max_model_len": 40_000, "enable_chunked_prefill": False}, 40_000),
+        ("0.6.5", {"max_model_len": 8192, "enable_chunked_prefill": True}, 2048),
+    ],
+)
+def test_chunks_of_prompts_bound_the_tokens_of_a_batch(version: str, flags: dict[str, Any], tokens: int) -> None:
+    assert answer(engine=f"vllm=={version}", **flags).result.assumed["--max-num-batched-tokens"] == tokens
+
+
+@pytest.mark.parametrize(("hardware", "mib"), [("h100", 32), ("rtx-3090", 8.125)])
+def test_an_eager_pass_keeps_three_hidden_vectors_and_cublas_its_workspace(hardware: str, mib: float) -> None:
+    """V0's peak of 20,000 tokens in logs of two cards: residual, hidden states and their norm beside the network."""
+    result = answer(hardware=hardware, engine="vllm==0.6.4", max_model_len=20_000).result
+    assert result.bytes_of("profile_run") == 20_000 * 2 * (3 * 4096 + 3 * 14_336) + int(mib * 2**20)
+
+
 def test_more_concurrent_sequences_leave_less_cache() -> None:
     tokens = [answer(max_num_seqs=number).result.kv_tokens for number in (64, 256, 1024)]
     assert tokens == sorted(tokens, reverse=True)
@@ -417,6 +454,23 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
     assert both.bytes_of("weights") == weights
     # 80 layers with 8 key heads of 128, and 16 with 8 of 64
     assert both.blocks == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
+
+
+MEDUSA = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1} | {
+    "hidden_size": 4096, "vocab_size": 32_000, "max_paths": 64, "topk": 10
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_heads_of_medusa_are_divided_and_their_blocks_are_whole(tp: int) -> None:
+    """models/medusa.py: a residual block is a plain linear layer, a head is `ParallelLMHead`; there is no cache."""
+    draft = {"method": "medusa", "model": llmcalc.load(MEDUSA), "num_speculative_tokens": 3}
+    alone = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp).result
+    drafted = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp, speculative_config=draft).result
+    elements = 5 * (4096 * 4096 + 32_000 * 4096 // tp)
+    assert drafted.bytes_of("weights") - alone.bytes_of("weights") == 2 * elements
+    with pytest.raises(InputError, match=r"method eagle: .* is a draft of Medusa; expected the method medusa"):
+        answer("llama2-7b", engine="vllm==0.28", speculative_config=draft | {"method": "eagle"})
 
 
 def test_tokens_found_in_the_prompt_take_nothing() -> None:

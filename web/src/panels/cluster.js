@@ -133,11 +133,16 @@ function askPlan() {
   plans.ask(asks, { key: JSON.stringify(asks), title: view.model.title });
 }
 
-/** A message of the command line; the layouts that it names as nearest are buttons. */
+/** The layout of as many replicas under the framework that a message names, or under FSDP2, which has most models; null under it. */
+function replicas(text) {
+  const { framework, tp, pp, cp, dp } = state.layout, other = /expected .*--framework (\w+)/.exec(text)?.[1] ?? "fsdp2";
+  return other === framework || !FRAMEWORKS[other] ? null : [`--framework ${other} ${other === "fsdp2" ? "--zero 3 " : ""}--dp ${tp * pp * cp * dp}`, other];
+}
+
+/** A message of the command line. The layouts that it names as nearest are buttons; without any, one of replicas is. */
 function refusal(text) {
-  const [said, near] = text.split(NEAREST);
-  if (!near) return [h("p", { class: "error" }, translated(text))];
-  return [h("p", { class: "error" }, translated(said)), h("p", { class: "near" }, t("Nearest layouts: "), near.split("; ").map((one) => h("button", { type: "button", class: "offer", onclick: () => use(layoutOf(one, state.layout.framework)) }, h("code", {}, one))))];
+  const [said, near] = text.split(NEAREST), others = near ? near.split("; ").map((one) => [one, state.layout.framework]) : [replicas(text)].filter(Boolean);
+  return [h("p", { class: "error" }, translated(said)), others.length ? h("p", { class: "near" }, t("Nearest layouts: "), others.map(([one, framework]) => h("button", { type: "button", class: "offer", onclick: () => use(layoutOf(one.replace(/--framework \w+ /, ""), framework)) }, h("code", {}, one)))) : ""];
 }
 
 const layersOf = (rank) => rank.layers.filter((ends) => ends.length).map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ") || t("none");

@@ -208,6 +208,8 @@ class BasicKernels(Lowering):
             return self.t.square(x)
         if activation_name == "gelu_new":
             return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
+        if activation_name == "quick_gelu":
+            return self.t.mul(x, self.t.function("sigmoid", self.t.scale(x)))
         if activation_name == "situ":
             bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(bounded, self.t.function("sigmoid", x))

@@ -22,6 +22,9 @@ from ..parts import Table
 from ..unknown import remark_on_ignored_fields
 from .section import IGNORED, Section
 
+SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")
+"""Sections of a wrapper's config, without `_config`, that describe no further part of the model."""
+
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
@@ -68,7 +71,24 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
         and not any(name in wrapper for name in supported_sections)
     ):
         notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported_sections)}")
-    return towers, notes
+    return towers, [*notes, *_unread_sections(family, wrapper, {*SECTIONS, *supported_sections})]
+
+
+def _unread_sections(family: Family, wrapper: Mapping[str, Any], read_names: set[str]) -> list[str]:
+    """Returns a remark for each further section of a config whose text model has its own."""
+    if not isinstance(wrapper.get(family.text_section), dict):
+        return []
+    known_names = {
+        family.text_section,
+        *family.ignored,
+        *family.uncounted_encoders,
+        *(f"{name}_config" for name in SETTINGS),
+    }
+    return [
+        f"{name}: the part that it describes is not counted"
+        for name, section in wrapper.items()
+        if isinstance(section, dict) and name.endswith("_config") and name not in read_names | known_names
+    ]
 
 
 def _read_section(

@@ -39,7 +39,7 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     return {"audio_tower": tower, "multi_modal_projector": maps}
 
 
-def _clip_rule(config: Config, merge: int, **fields: int) -> Table:
+def _clip_rule(config: Config, merge: int, **fields: int | bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
@@ -94,8 +94,11 @@ def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
     inner_norm, last_norm = (norm, None) if wrapper.flag("projector_ln_mid") else (None, norm)
     stacking = {"frames": wrapper.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
+    tower = _whisper_encoder(config, *WHISPER_NAMES.values())
+    tower["audio"] = _clip_rule(config, wrapper.size("stack_factor"), several=True, fits=True)
+    tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
-        "audio_tower": _whisper_encoder(config, *WHISPER_NAMES.values()),
+        "audio_tower": tower,
         "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (width, False, "identity"), out_norm=last_norm),
     }

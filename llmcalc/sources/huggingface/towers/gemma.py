@@ -1,10 +1,10 @@
-"""Gemma 4's vision and audio encoders, and Gemma 3n's audio encoder.
+"""The vision and audio encoders of Gemma 4 and Gemma 3n.
 
 transformers: models/gemma4, embedding_gemma2, gemma4_unified, gemma3n.
 
 The unified Gemma 4 has no encoders: patches of pixels and raw frames of audio are each projected to the text's width.
 
-Gemma 3n's vision encoder is timm's MobileNetV5, whose layers no config describes. It is not counted, with a remark.
+Gemma 3n's vision encoder is a model of timm, whose layers no config describes: its name alone says them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
+from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
 from .section import Section, projector, vision_section, vit
 
 GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
@@ -163,11 +164,17 @@ def _gemma3n_embedder(config: Config, width: int) -> Table:
 
 
 def _read_gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
-    config.notes.append(
-        f"its encoder is not counted: {config.where}architecture: a model of timm ({config.text('architecture')}), "
-        "whose layers no config describes"
-    )
-    return {"embed_vision": _gemma3n_embedder(config, width)}
+    """Reads Gemma 3n's vision encoder and its embedder, which the class reshapes to a fixed number of embeddings."""
+    tokens, architecture = wrapper.size("vision_soft_tokens_per_image"), config.text("architecture")
+    if tokens != GEMMA3N_IMAGE["tokens"]:
+        raise wrapper.wrong("vision_soft_tokens_per_image", tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives")
+    if config.size("hidden_size") != OUTPUT_WIDTH:
+        raise config.wrong("hidden_size", config.size("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
+    if architecture != "mobilenetv5_300m_enc":
+        raise config.wrong("architecture", architecture, "mobilenetv5_300m_enc")
+    if config.get("model_args"):
+        raise config.wrong("model_args", config.get("model_args"), "none, because they change the architecture")
+    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, width)}
 
 
 def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
@@ -256,7 +263,7 @@ AUDIO_FIELDS = field_names("""
     attention_invalid_logits_value attention_logit_cap conf_attention_logit_cap conf_residual_weight gradient_clipping
     residual_weight sscp_conv_eps vocab_offset
     """)
-IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
+IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "num_classes", "vocab_offset"})
 
 GEMMA4 = {
     "vision_config": Section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
@@ -291,8 +298,10 @@ WRAPPERS = {
                     "hidden_size": 2048,
                     "vocab_size": 128,
                     "rms_norm_eps": 1e-6,
+                    "model_args": None,
                 }
             },
+            {"vision_soft_tokens_per_image": 256},
             ignored=IMAGE_FIELDS,
         ),
         "audio_config": Section(_read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=AUDIO_FIELDS),

@@ -1,17 +1,20 @@
-"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Idefics 3 and SmolVLM, InternVL, Qianfan-OCR.
+"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Aria, Idefics 3 and SmolVLM, InternVL, Qianfan-OCR.
 
 LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3), Video-LLaVA (Lin 2023, arXiv:2311.10122), ViP-LLaVA (Cai 2023,
-arXiv:2312.00784), DeepSeek-VL (Lu 2024, arXiv:2403.05525). transformers: models/llava, llava_next, llava_next_video,
-llava_onevision, video_llava, vipllava, deepseek_vl, idefics3, smolvlm, internvl, qianfan_ocr.
+arXiv:2312.00784), DeepSeek-VL (Lu 2024, arXiv:2403.05525), Aria (Li 2024, arXiv:2410.05993). transformers:
+models/llava, llava_next, llava_next_video, llava_onevision, video_llava, vipllava, deepseek_vl, aria, idefics3,
+smolvlm, internvl, qianfan_ocr.
 """
 
 from __future__ import annotations
 
+from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
+    layers_of_features,
     merged_square_side,
     patches_per_side,
     projector,
@@ -30,15 +33,19 @@ LONGEST_TILES = 4
 INTERNVL_TILES = 12
 """The most tiles of an image in the published processors of InternVL."""
 
+ARIA_QUERIES = {1225: 128, 4900: 256}
+"""The patches of an image → the queries of Aria's projector that read them."""
+
 ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
 
 
 def _read_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
-    require_one_layer(wrapper)
+    layers = layers_of_features(wrapper)
+    features = layers * config.size("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(wrapper, config),
-        "multi_modal_projector": two_layer_projector(wrapper, config.size("hidden_size"), width),
+        "multi_modal_projector": two_layer_projector(wrapper, features, width, encoder_layers=layers),
     }
 
 
@@ -103,14 +110,16 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
-    require_one_layer(wrapper)
+    """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
+    layers = layers_of_features(wrapper)
     maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
     image = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image,
-        "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
+        "multi_modal_projector": projector(
+            layers * config.size("hidden_size"), *maps, norm=norm, encoder_layers=layers
+        ),
     }
 
 
@@ -130,6 +139,45 @@ def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
+
+
+def _read_aria(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
+    require_one_layer(wrapper)
+    queries_of_patches = _read_query_counts(wrapper)
+    hidden, patches, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
+    queries = max(queries_of_patches.values())
+    tower = siglip_of_rows(config, patches)
+    if queries_of_patches.get(patches) == queries:  # else fewer of the learned queries read the patches
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": queries}
+    resampler = {
+        "queries": queries,
+        "hidden_size": hidden,
+        "attention": self_attention(config, **biases(True, *QKVO)),
+        "norm": norm,
+        "projected": False,
+        "double_projections": True,
+    }
+    maps = two_layers(width, "gelu_tanh", bias=False)
+    return {
+        "vision_tower": tower,
+        "multi_modal_projector": projector(hidden, *maps, norm=norm, resampler=resampler),
+    }
+
+
+def _read_query_counts(wrapper: Config) -> dict[int, int]:
+    """Reads the number of queries of each number of patches."""
+    stated_counts = wrapper.get("projector_patch_to_query_dict")
+    counts = ARIA_QUERIES if stated_counts is None else stated_counts
+    try:
+        queries_of_patches = {int(patches): int(queries) for patches, queries in counts.items()}
+    except (AttributeError, TypeError, ValueError):
+        queries_of_patches = {}
+    if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):
+        raise wrapper.wrong(
+            "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
+        )
+    return queries_of_patches
 
 
 def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
@@ -272,6 +320,12 @@ WRAPPERS = {
     ),
     "idefics3": vision_section(
         _read_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2}
+    ),
+    "aria": vision_section(
+        _read_aria,
+        {"idefics3_vision": IDEFICS3},
+        {"projector_patch_to_query_dict": ARIA_QUERIES, "vision_feature_layer": -1},
+        ignored=frozenset({"attention_heads"}),
     ),
     "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2}),
     "internvl": vision_section(read_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT_FIELDS),

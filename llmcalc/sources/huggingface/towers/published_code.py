@@ -16,7 +16,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
-from .qwen import moonvit
+from .qwen import KIMI_SIDE, moonvit
 from .section import (
     ROTARY,
     LinearLayer,
@@ -87,7 +87,18 @@ def _read_kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
     tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    tower["image"] = {
+        "type": "padded",
+        "merge": merger["merge"],
+        "max_patches": KIMI_VL_PATCHES,
+        "max_side": KIMI_VL_SIDE,
+        "refuses_long": True,
+    }
     return {"vision_tower": tower, "multi_modal_projector": merger}
+
+
+KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
+"""The most patches of an image, and along one side, in the processor of Kimi-VL (image_processing_kimi_vl.py)."""
 
 
 def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
@@ -152,7 +163,12 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     merged_width = 4 * (config.maybe("mm_hidden_size") or h)
     maps = two_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
     out_norm = rmsnorm(config.number("projector_ln_eps"))
+    tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
     return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
+
+
+KIMI_K3_PATCHES = 65536
+"""The most patches of an image in the processor of Kimi K3."""
 
 
 def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
@@ -322,10 +338,22 @@ def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
             raise config.wrong("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
     queries = wrapper.size("query_num")
+    if str(wrapper.get("version")) in MINICPM_SLICED:
+        stated_sizes = wrapper.table("slice_config") if wrapper.has("slice_config") else {}
+        sizes = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", where="slice_config.")
+        limits = {"size": sizes.size("scale_resolution"), "max_slices": sizes.size("max_slice_nums")}
+        tower["image"] = {"type": "slices", **limits, "tokens": queries}
     return {
         "vision": tower,
         "resampler": _query_projector(config, config.size("hidden_size"), width, queries, is_first_version),
     }
+
+
+MINICPM_SLICED = ("2.6", "4.0", "4.5")
+"""The versions of MiniCPM-V whose processors number images and write marks around slices."""
+
+MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
+"""The side of a square with a slice's pixels, and the most slices of an image, in these processors."""
 
 
 def _read_qwen_vl(wrapper: Config, config: Config, width: int) -> Table:

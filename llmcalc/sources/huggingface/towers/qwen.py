@@ -154,7 +154,7 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
 
 
 KIMI_PATCHES, KIMI_SIDE = 16384, 512
-"""The most patches of an image, and along one side, in the processor of Kimi K2.5."""
+"""The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
 def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:

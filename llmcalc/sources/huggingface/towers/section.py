@@ -106,6 +106,20 @@ def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields
     return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
 
 
+MOST_LAYERS_READ = 100
+"""The most layers of an encoder whose outputs a projector reads."""
+
+
+def layers_of_features(wrapper: Config) -> int:
+    """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
+    layers = wrapper.get("vision_feature_layer")
+    if type(layers) is int:
+        return 1
+    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
+        raise wrapper.wrong("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+    return len(layers)
+
+
 def require_one_layer(wrapper: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
     if type(wrapper.get("vision_feature_layer")) is not int:

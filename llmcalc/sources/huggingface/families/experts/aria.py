@@ -1,6 +1,6 @@
 """The text models of Aria (experts in every layer) and of Emu 3 (Llama's layers).
 
-Their vision parts are not counted.
+The encoder of images of Emu 3 is not counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
@@ -41,11 +41,7 @@ def _emu3(config: Config) -> Table:
 
 
 FAMILIES = {
-    "aria": Family(
-        None,
-        text="aria_text",
-        uncounted_encoders={"vision_config": "idefics3_vision"},  # learned queries attend to its patches
-    ),
+    "aria": Family(None, text="aria_text", tower_file="llava"),
     "emu3": Family(
         None,
         text="emu3_text_model",

@@ -19,6 +19,8 @@ def _qwen2_5_omni_text(config: Config) -> Table:
 
 
 def _qwen3_omni_moe_text(config: Config) -> Table:
+    """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
+    config.must("sliding_window", None)
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )

@@ -75,10 +75,11 @@ FAMILIES = {
             """
             add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm bias_dropout_fusion
             fp32_residual_connection gmask_token_id interleaved_qkv multi_query_group_num original_rope
-            position_encoding_2d pre_seq_len prefix_projection quantization_bit rope_ratio seq_length boi_token_id
+            position_encoding_2d prefix_projection quantization_bit rope_ratio seq_length boi_token_id
             eoi_token_id vision_config
             """
         ),
+        uncounted={"pre_seq_len": "the weights of a trained prefix of {} tokens are not counted"},
         towers="ChatGLM",
         tower_file="published_code",
         aliases={

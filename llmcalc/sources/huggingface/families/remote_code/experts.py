@@ -318,7 +318,7 @@ LING: dict[str, Any] = {
 LING_IGNORED = ROUTING | field_names(
     """
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
-    moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout router_dtype
+    moe_router_topk_scaling_factor mtp_loss_scaling_factor norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
     """
 )
@@ -334,6 +334,7 @@ FAMILIES = {
         _bailing_moe,
         LING,
         LING_IGNORED,
+        uncounted={"multi_gate": "the two routers of each layer for tokens of images and of sound are not counted"},
         grouped_router=True,
         code="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
     ),

@@ -129,6 +129,7 @@ def _orion(config: Config) -> Table:
 
 def _telechat(config: Config) -> Table:
     """Reads TeleChat 1 and 2: only the projections back to the residual stream have a bias."""
+    config.must("embed_layernorm", False)
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
     network = {
@@ -255,10 +256,8 @@ FAMILIES = {
     "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
         _telechat,
-        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-        frozenset(
-            {"apply_residual_connection_post_layernorm", "embed_layernorm", "logn", "training_seqlen", "base_seqlen"}
-        ),
+        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "embed_layernorm": False},
+        frozenset({"apply_residual_connection_post_layernorm", "logn", "training_seqlen", "base_seqlen"}),
         aliases={
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",

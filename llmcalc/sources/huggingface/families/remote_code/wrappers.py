@@ -182,6 +182,14 @@ FAMILIES = {
             "expert_config": "the expert that generates trajectories",
         },
     ),
+    "andesvl-aimv2-qwen3": _wrapper("qwen3", f"{HUB}OPPOer/AndesVL-0_6B-Instruct modeling_andesvl.py"),
+    "bailingmm": _wrapper(
+        "bailing_moe",
+        f"{GITHUB}inclusionAI/Ming/blob/main/Ming-omni/modeling_bailingmm.py",
+        "llm_config",
+        ignored=frozenset({"mlp_depth", "llm_config.image_patch_token"}),
+        uncounted_encoders={"vision_config": "qwen2_5_vit", "audio_config": "sanm"},
+    ),
     "lfm2_audio": _wrapper(
         "lfm2",
         f"{GITHUB}Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",

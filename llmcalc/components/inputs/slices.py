@@ -1,0 +1,81 @@
+"""Images keep their aspect ratio: the whole image and, if it is large, its slices have about the pixels of one square.
+
+MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
+fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log, sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class Slices(ImageRule):
+    """The rule for slices of about `size`² pixels, beside the whole image made as small.
+
+    size: the side in pixels of a square with as many pixels as a slice.
+    max_slices: the most slices, without the whole image.
+    tokens: the embeddings of a slice.
+    merge: the side of the square of patches that sides are multiples of, 1 by default.
+    slice_marks: the further tokens that the processor writes for each slice, 2 by default.
+    marks: those that it writes before an image, 3 by default.
+
+    A mark ends each line of slices but the last one. The encoder pads slices and the whole image to equal patches.
+    """
+
+    type: Literal["slices"] = "slices"
+    size: Width
+    max_slices: int = Field(ge=1, le=1000, strict=True)
+    tokens: Width
+    merge: Width = 1
+    slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
+    marks: int = Field(default=3, ge=0, le=1000, strict=True)
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        factor = self.merge * patch_size
+        slices_down, slices_across = self._grid(height, width)
+        slices = slices_down * slices_across
+        if slices == 1:
+            parts = [self._sides(height, width, factor, True)]
+        else:
+            slice_height, slice_width = (
+                _nearest_multiple(pixels, count) / count
+                for pixels, count in ((height, slices_down), (width, slices_across))
+            )
+            whole_image = self._sides(height, width, factor, False)
+            parts = [whole_image, *[self._sides(slice_height, slice_width, factor, True)] * slices]
+        patches = max(part_height * part_width for part_height, part_width in parts) // patch_size**2
+        tokens = len(parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
+        return Encoded(len(parts), patches, 1, tokens)
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the slices down and across: of about as many as squares cover the image, in its aspect ratio."""
+        squares = min(ceil(width * height / self.size**2), self.max_slices)
+        if squares <= 1:
+            return 1, 1
+        ratio = log(width / height)
+        grids = [
+            (down, slices // down)
+            for slices in (squares - 1, squares, squares + 1)
+            if 1 < slices <= self.max_slices
+            for down in range(slices, 0, -1)
+            if slices % down == 0
+        ]
+        return min(grids, key=lambda grid: abs(ratio - log(grid[1] / grid[0])))
+
+    def _sides(self, height: float, width: float, factor: int, enlarges: bool) -> tuple[int, int]:
+        """Returns the height and width of an image made as small as a square, or as large if it is to be enlarged."""
+        if height * width > self.size**2 or enlarges:
+            ratio = width / height
+            height = int(self.size / sqrt(ratio))
+            width = int(height * ratio)
+        return _nearest_multiple(height, factor), _nearest_multiple(width, factor)
+
+
+def _nearest_multiple(pixels: float, factor: int) -> int:
+    return max(round(pixels / factor) * factor, factor)

@@ -1,0 +1,521 @@
+"""MobileNet V5: a vision encoder of convolutions and of attention over a grid of positions (Gemma 3n).
+
+Its blocks are those of MobileNet V4 (Qin 2024, arXiv:2404.10518). Source: timm/models/mobilenetv5.py and
+_efficientnet_blocks.py of huggingface/pytorch-image-models.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number, same
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Merged, Multiple
+from ...workload.rows import Fixed, Rows
+from ..base import HeadDim, Heads, Layers, ModelProperties, OddKernel, Part, Width
+from ..choice import PartChoice
+from ..inputs import ImageInput
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm
+from ..runtime import softmax_core_class, vector
+from .base import TowerPart
+from .vision import Patches
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Stride: TypeAlias = Literal[1, 2]
+
+MOST_BLOCKS = 1000
+"""The most blocks of a list of blocks."""
+
+
+class EdgeResidual(Part):
+    """An edge residual block: a convolution to intermediate_size, an activation, and a pointwise convolution.
+
+    channels: the number of output channels.
+    intermediate_size: the number of channels between the convolutions.
+    kernel: the side of the first convolution's kernel, 3 by default.
+    stride: the stride of the first convolution, 1 by default.
+    """
+
+    type: Literal["edge"] = "edge"
+    channels: Width
+    intermediate_size: Width
+    kernel: OddKernel = 3
+    stride: Stride = 1
+
+
+class InvertedResidual(Part):
+    """A universal inverted residual block: pointwise convolutions to intermediate_size and back, and depthwise ones.
+
+    channels: the number of output channels.
+    intermediate_size: the number of channels between the pointwise convolutions.
+    start_kernel: the side of the kernel of a depthwise convolution before them, none by default.
+    mid_kernel: the side of the kernel of a depthwise convolution between them, none by default.
+    stride: the stride of the last depthwise convolution, 1 by default.
+    """
+
+    type: Literal["inverted"] = "inverted"
+    channels: Width
+    intermediate_size: Width
+    start_kernel: OddKernel | None = None
+    mid_kernel: OddKernel | None = None
+    stride: Stride = 1
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.stride != 1 and self.start_kernel is None and self.mid_kernel is None:
+            raise ValueError(
+                f"stride: {self.stride} needs a depthwise convolution; expected start_kernel or mid_kernel"
+            )
+        return self
+
+
+class GridAttention(Part):
+    """Attention of every position of a grid to all positions; all query heads share one head of keys and values.
+
+    num_attention_heads: the number of query heads.
+    head_dim: the size of a head.
+    kv_stride: the stride of the depthwise convolutions before the keys and before the values; there are none with 1,
+        the default.
+    kernel: the side of the kernels of those convolutions, 3 by default.
+    """
+
+    type: Literal["attention"] = "attention"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    kv_stride: Stride = 1
+    kernel: OddKernel = 3
+
+
+if TYPE_CHECKING:
+    GridBlock: TypeAlias = EdgeResidual | InvertedResidual | GridAttention
+else:
+    GridBlock = Annotated[
+        Part,
+        PartChoice(
+            "inverted",
+            {
+                "edge": "towers.mobilenet:EdgeResidual",
+                "inverted": "towers.mobilenet:InvertedResidual",
+                "attention": "towers.mobilenet:GridAttention",
+            },
+        ),
+    ]
+    """A block of a stage."""
+
+
+class BlockGroup(Part):
+    """Blocks that follow one another, once or several times.
+
+    blocks: the blocks.
+    repeat: how often they follow one another, 1 by default.
+    """
+
+    blocks: tuple[GridBlock, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
+    repeat: Layers = 1
+
+
+class GridStage(Part):
+    """A stage of an encoder, between whose first and last block the grid of positions is halved.
+
+    groups: the groups of blocks, in order.
+    """
+
+    groups: tuple[BlockGroup, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
+
+
+class MobileNet(TowerPart):
+    """A MobileNet: pixels → a stem with stride 2 → stages of blocks → the fusion of the last stages' outputs.
+
+    The fusion brings the outputs of the last `fused_stages` stages to the largest of their grids, side by side, and has
+    two pointwise convolutions; its output is averaged to output_side × output_side positions.
+
+    hidden_size: the width of the output.
+    num_channels: the number of color channels, 3 by default.
+    stem_channels: the number of channels of the stem, a convolution of 3 × 3 with a bias.
+    stages: the stages, in order.
+    fused_stages: the number of last stages whose outputs are fused, 2 by default.
+    intermediate_size: the number of channels between the convolutions of the fusion.
+    output_side: the side of the grid of output positions.
+    norm: the norm over the channels after each convolution and before attention.
+    hidden_act: the activation, gelu_tanh by default.
+    image: how the processor cuts an image; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Qin et al. 2024 (MobileNetV4), §4 and §5"
+
+    type: Literal["mobilenet"] = "mobilenet"
+    hidden_size: Width
+    num_channels: Width = 3
+    stem_channels: Width
+    stages: tuple[GridStage, ...] = Field(min_length=1, max_length=100)
+    fused_stages: int = Field(default=2, ge=1, le=100, strict=True)
+    intermediate_size: Width
+    output_side: int = Field(ge=1, le=1000, strict=True)
+    norm: Norm
+    hidden_act: Activation = "gelu_tanh"
+    image: ImageInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.fused_stages > len(self.stages):
+            raise ValueError(
+                f"fused_stages: {self.fused_stages}; expected at most {len(self.stages)}, as many as stages"
+            )
+        channels = self.stem_channels
+        for stage in self.stages:
+            for group in stage.groups:
+                input_channels = channels
+                for block in group.blocks:
+                    channels = channels if block.type == "attention" else block.channels
+                if group.repeat > 1 and (channels != input_channels or _stride_of(group.blocks) > 1):
+                    raise ValueError(
+                        f"repeat: {group.repeat} groups read {input_channels} channels and give {channels}; expected "
+                        "blocks without a stride that give as many channels as they read"
+                    )
+        return self
+
+    @property
+    def patches(self) -> Patches:
+        """The squares of pixels that the positions of the last stage stand for."""
+        side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
+        return Patches(patch_size=side).model_copy(update={"num_channels": self.num_channels})
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
+
+    def input_value(self) -> Value:
+        return self.patches.read()
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the encoder and returns output_side × output_side positions of an image."""
+        pixels = Multiple("positions", of=x.rows, by=self.patches.patch_size**2)
+        x = x.view(Axis("channels", self.num_channels), rows=pixels)
+        x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
+        stage_outputs: list[Value] = []
+        for i, stage in enumerate(self.stages, 1):
+            with recorder.scope(f"stage_{i}"):
+                for j, group in enumerate(stage.groups, 1):
+                    x = self._record_group(recorder, f"group_{j}", x, group)
+            stage_outputs.append(x)
+        with recorder.scope("fusion"):
+            return self._fuse(recorder, stage_outputs[-self.fused_stages :])
+
+    def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
+        """Records the blocks of a group."""
+
+        def record_blocks(y: Value) -> Value:
+            for k, block in enumerate(group.blocks, 1):
+                with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
+                    y = self._record_block(recorder, y, block)
+            return y
+
+        if same(group.repeat, 1):
+            with recorder.scope(name, kind="layer"):
+                return record_blocks(x)
+        indices = range(group.repeat) if isinstance(group.repeat, int) else None
+        return recorder.layers(x, record_blocks, group.repeat, indices, name, kind="layer")
+
+    def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
+        """Records a block and the sum of its input and output, where both have the same shape."""
+        if block.type == "edge":
+            y = self._record_conv(
+                recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
+            )
+            y = self._record_conv(recorder, "conv_proj", y, block.channels)
+        elif block.type == "inverted":
+            y = self._invert(recorder, x, block)
+        else:
+            y = self._attend(recorder, recorder.part("norm", self.norm, x), block)
+        if block.type != "edge":
+            y = recorder.mul(y, recorder.vector("layer_scale", *y.axes))
+        return recorder.add(x, y) if y.rows == x.rows and same(x.width, y.width) else y
+
+    def _invert(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
+        """Records the convolutions of a universal inverted residual block."""
+        if block.start_kernel is not None:
+            stride = 1 if block.mid_kernel is not None else block.stride
+            x = self._record_conv(recorder, "dw_start", x, None, block.start_kernel, stride)
+        x = self._record_conv(recorder, "pw_exp", x, block.intermediate_size, is_activated=True)
+        if block.mid_kernel is not None:
+            x = self._record_conv(recorder, "dw_mid", x, None, block.mid_kernel, block.stride, is_activated=True)
+        return self._record_conv(recorder, "pw_proj", x, block.channels)
+
+    def _attend(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
+        """Records attention with one head of keys and values, each of which may be of a smaller grid."""
+        head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
+        query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
+        for letter in "kv":
+            y = x
+            if block.kv_stride > 1:
+                y = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", y, Axis("heads", 1), head_dim, kernel=1))
+        y = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
+        return recorder.conv("o_proj", y, *x.axes, kernel=1)
+
+    def _fuse(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
+        """Records the fusion of the outputs of the last stages."""
+        largest = stage_outputs[0].rows
+        resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
+        joined = resized[0]
+        if len(resized) > 1:
+            joined = recorder.cat(*resized, axes=(Beside(tuple(y.axes for y in resized)),))
+        x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
+        x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
+        x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
+        return recorder.part("norm", self.norm, x.view(Axis("hidden", self.hidden_size)))
+
+    def _record_conv(
+        self,
+        recorder: Flow,
+        name: str,
+        x: Value,
+        channels: Number,
+        kernel: Number = 1,
+        stride: Stride = 1,
+        bias: bool = False,
+        is_activated: bool = False,
+    ) -> Value:
+        """Records a convolution of kernel × kernel, a norm, and an activation where `is_activated` says so.
+
+        channels: the number of output channels; None for a depthwise convolution.
+        """
+        axes = x.axes if channels is None else (Axis("channels", channels),)
+        groups = x.width if channels is None else 1
+        x = recorder.conv(
+            name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+        )
+        x = recorder.part(f"{name}_norm", self.norm, x)
+        return recorder.act(x, self.hidden_act) if is_activated else x
+
+    def describe(self, hidden_size: int) -> str:
+        blocks = sum(group.repeat * len(group.blocks) for stage in self.stages for group in stage.groups)
+        return f"MobileNet of {blocks} blocks → {self.hidden_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        rms = Norm(type="rmsnorm", eps=1e-6)
+        edges = (
+            EdgeResidual(channels=6, intermediate_size=14, stride=2),
+            EdgeResidual(channels=6, intermediate_size=10, kernel=5),
+        )
+        inverted = (
+            InvertedResidual(channels=8, intermediate_size=20, start_kernel=3, mid_kernel=5, stride=2),
+            InvertedResidual(channels=8, intermediate_size=12, start_kernel=5),
+        )
+        attending = (
+            GridAttention(num_attention_heads=3, head_dim=5, kv_stride=2),
+            InvertedResidual(channels=8, intermediate_size=16),
+        )
+        last = (
+            InvertedResidual(channels=10, intermediate_size=18, start_kernel=5, stride=2),
+            GridAttention(num_attention_heads=2, head_dim=4),
+        )
+        stages = (
+            GridStage(groups=(BlockGroup(blocks=edges),)),
+            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=attending, repeat=3))),
+            GridStage(groups=(BlockGroup(blocks=last),)),
+        )
+        return [
+            cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rms),
+            cls(
+                hidden_size=10,
+                num_channels=2,
+                stem_channels=6,
+                stages=(
+                    GridStage(
+                        groups=(BlockGroup(blocks=edges), BlockGroup(blocks=(*edges[1:], *attending[:1]), repeat=2))
+                    ),
+                ),
+                fused_stages=1,
+                intermediate_size=16,
+                output_side=1,
+                norm=Norm(type="layernorm"),
+                hidden_act="relu",
+            ),
+        ]
+
+
+def _stride_of(blocks: tuple[Any, ...]) -> int:
+    """Returns the product of the strides of blocks."""
+    return prod(block.stride for block in blocks if block.type != "attention")
+
+
+def _strided_rows(rows: Rows, stride: Stride) -> Rows:
+    """Returns the positions that a convolution with a stride leaves of a grid."""
+    if stride == 1:
+        return rows
+    if isinstance(rows, Multiple) and isinstance(rows.by, int) and rows.by % 4 == 0:
+        return Multiple(rows.name, of=rows.of, by=rows.by // 4)
+    return Merged(of=rows, side=2)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class SameConv(nn.Conv2d):
+        """A convolution whose zero padding lets a stride s leave ⌈side / s⌉ positions of each side."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            padding: list[int] = []
+            for side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+                total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+                padding += [total // 2, total - total // 2]
+            return super().forward(nn.functional.pad(x, padding))
+
+    class GridModule(nn.Module):
+        """The base of modules that have convolutions with norms. x: [images, channels, rows, columns]."""
+
+        def __init__(self, norm: Norm, hidden_act: Activation) -> None:
+            super().__init__()
+            self.norm_spec, self.hidden_act = norm, hidden_act
+
+        def add_norm(self, name: str, channels: int) -> None:
+            self.add_module(name, self.norm_spec.reference(ModelProperties(channels)))
+
+        def add_conv(
+            self, name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+        ) -> int:
+            self.add_module(name, SameConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields))
+            self.add_norm(f"{name}_norm", channels)
+            return channels
+
+        def normalize(self, name: str, x: Tensor) -> Tensor:
+            y: Tensor = self.get_submodule(name)(x.permute(0, 2, 3, 1))
+            return y.permute(0, 3, 1, 2)
+
+        def convolve(self, name: str, x: Tensor, is_activated: bool = False) -> Tensor:
+            x = self.normalize(f"{name}_norm", self.get_submodule(name)(x))
+            return activate(self.hidden_act, x) if is_activated else x
+
+    class EdgeReference(GridModule):
+        """An edge residual block."""
+
+        def __init__(self, spec: EdgeResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+            super().__init__(norm, hidden_act)
+            self.has_skip = spec.stride == 1 and spec.channels == width
+            self.add_conv("conv_exp", width, spec.intermediate_size, spec.kernel, spec.stride)
+            self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
+            return x + y if self.has_skip else y
+
+    class InvertedReference(GridModule):
+        """A universal inverted residual block."""
+
+        def __init__(self, spec: InvertedResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+            super().__init__(norm, hidden_act)
+            self.has_skip, inner = spec.stride == 1 and spec.channels == width, spec.intermediate_size
+            if spec.start_kernel is not None:
+                stride = spec.stride if spec.mid_kernel is None else 1
+                self.add_conv("dw_start", width, width, spec.start_kernel, stride, groups=width)
+            self.add_conv("pw_exp", width, inner)
+            if spec.mid_kernel is not None:
+                self.add_conv("dw_mid", inner, inner, spec.mid_kernel, spec.stride, groups=inner)
+            self.width = self.add_conv("pw_proj", inner, spec.channels)
+            self.layer_scale = vector(torch.ones(spec.channels))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
+            y = self.convolve("pw_exp", y, is_activated=True)
+            y = self.convolve("dw_mid", y, is_activated=True) if hasattr(self, "dw_mid") else y
+            y = self.convolve("pw_proj", y) * self.layer_scale.weight[:, None, None]
+            return x + y if self.has_skip else y
+
+    class AttentionReference(GridModule):
+        """Attention over a grid, with one head of keys and values."""
+
+        def __init__(self, spec: GridAttention, width: int, norm: Norm, hidden_act: Activation) -> None:
+            super().__init__(norm, hidden_act)
+            self.heads, self.width, inner = spec.num_attention_heads, width, spec.num_attention_heads * spec.head_dim
+            self.add_norm("norm", width)
+            self.q_proj, self.o_proj = SameConv(width, inner, 1, bias=False), SameConv(inner, width, 1, bias=False)
+            for letter in "kv":
+                if spec.kv_stride > 1:
+                    self.add_conv(f"{letter}_down", width, width, spec.kernel, spec.kv_stride, groups=width)
+                self.add_module(f"{letter}_proj", SameConv(width, spec.head_dim, 1, bias=False))
+            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(width))
+
+        def _project(self, letter: str, x: Tensor) -> Tensor:
+            """Computes the keys or the values: [images, 1, positions, head_dim]."""
+            x = self.convolve(f"{letter}_down", x) if hasattr(self, f"{letter}_down") else x
+            y: Tensor = self.get_submodule(f"{letter}_proj")(x)
+            return y.flatten(2).transpose(1, 2)[:, None]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.normalize("norm", x)
+            query = self.q_proj(y).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+            heads = self.core(query, self._project("k", y), self._project("v", y))
+            joined_heads = heads.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:])
+            return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
+
+    class FusionReference(GridModule):
+        """The fusion of the outputs of the last stages, the largest grid first."""
+
+        def __init__(self, spec: MobileNet, width: int) -> None:
+            super().__init__(spec.norm, spec.hidden_act)
+            self.side, inner, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
+            self.add_conv("pw_exp", width, inner)
+            self.add_conv("pw_proj", inner, hidden)
+            self.add_norm("norm", hidden)
+
+        def forward(self, stage_outputs: list[Tensor]) -> Tensor:
+            grid = stage_outputs[0].shape[2:]
+            resized = [y if y.shape[2:] == grid else nn.functional.interpolate(y, size=grid) for y in stage_outputs]
+            x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
+            if grid[0] % self.side or grid[1] % self.side:
+                x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
+            else:
+                kernel = (grid[0] // self.side, grid[1] // self.side)
+                x = nn.functional.avg_pool2d(x, kernel, kernel)
+            return self.normalize("norm", x).flatten(2).transpose(1, 2)
+
+    BLOCKS = {"edge": EdgeReference, "inverted": InvertedReference, "attention": AttentionReference}
+
+    class MobileNetReference(GridModule):
+        """The encoder. pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
+
+        def __init__(self, spec: MobileNet) -> None:
+            super().__init__(spec.norm, spec.hidden_act)
+            width = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
+            self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
+            for i, stage in enumerate(spec.stages, 1):
+                groups = nn.Module()
+                for j, group in enumerate(stage.groups, 1):
+                    repeats = list[nn.Module]()
+                    for _ in range(group.repeat):
+                        blocks = nn.Sequential()
+                        for k, block in enumerate(group.blocks, 1):
+                            module = BLOCKS[block.type](block, width, spec.norm, spec.hidden_act)
+                            blocks.add_module(f"block_{k}", module)
+                            width = module.width
+                        repeats.append(blocks)
+                    groups.add_module(f"group_{j}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats))
+                self.add_module(f"stage_{i}", groups)
+                widths.append(width)
+            self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            x, stage_outputs = self.convolve("stem", pixels[:, :, 0], is_activated=True), list[torch.Tensor]()
+            for i in range(1, self.stage_count + 1):
+                for group in self.get_submodule(f"stage_{i}").children():
+                    x = group(x)
+                stage_outputs.append(x)
+            return self.fusion(stage_outputs[-self.fused_stages :])
+
+    return MobileNetReference

@@ -1,0 +1,59 @@
+"""MobileNet V5, the vision encoder that Gemma 3n's config names by its model in timm.
+
+Source: timm/models/mobilenetv5.py of huggingface/pytorch-image-models, whose list of blocks belongs to the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..parts import Table, rmsnorm
+
+GEMMA3N_IMAGE: Table = {"type": "fixed", "size": 768, "tokens": 256, "marks": 4, "pools": True}
+"""How Gemma 3n's published processor cuts an image: one square, which becomes 16 × 16 embeddings."""
+
+OUTPUT_WIDTH = 2048
+
+
+def mobilenet_v5() -> Table:
+    """Returns the encoder that timm calls `mobilenetv5_300m_enc`."""
+    edge = {"type": "edge", "channels": 128, "intermediate_size": 512}
+    stages = [
+        [_group({**edge, "intermediate_size": 256, "stride": 2}), _group(edge, repeat=2)],
+        [
+            _group(_inverted(256, 768, start_kernel=3, mid_kernel=5, stride=2)),
+            _group(_inverted(256, 1024, start_kernel=5), _inverted(256, 1024, start_kernel=3), repeat=2),
+        ],
+        [
+            _group(_inverted(640, 1536, start_kernel=5, mid_kernel=5, stride=2)),
+            _group(_inverted(640, 2560, start_kernel=5), repeat=7),
+            _group(_inverted(640, 640)),
+            _group(_attention(12, 64, kv_stride=2), _inverted(640, 1280), repeat=14),
+        ],
+        [
+            _group(_inverted(1280, 3840, start_kernel=5, mid_kernel=5, stride=2)),
+            _group(_attention(16, 96), _inverted(1280, 2560), repeat=19),
+        ],
+    ]
+    return {
+        "type": "mobilenet",
+        "hidden_size": OUTPUT_WIDTH,
+        "stem_channels": 64,
+        "stages": [{"groups": groups} for groups in stages],
+        "intermediate_size": 3840,
+        "output_side": 16,
+        "norm": rmsnorm(1e-6),
+        "image": GEMMA3N_IMAGE,
+    }
+
+
+def _group(*blocks: Table, repeat: int = 1) -> Table:
+    return {"blocks": list(blocks), "repeat": repeat}
+
+
+def _inverted(channels: int, inner_channels: int, **fields: Any) -> Table:
+    return {"type": "inverted", "channels": channels, "intermediate_size": inner_channels, **fields}
+
+
+def _attention(heads: int, head_dim: int, **fields: Any) -> Table:
+    return {"type": "attention", "num_attention_heads": heads, "head_dim": head_dim, **fields}

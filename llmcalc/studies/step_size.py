@@ -1,0 +1,19 @@
+"""The number of sequences in a training step that nobody stated: the same for `plan`, `time` and `cost`."""
+
+from __future__ import annotations
+
+STEP_TOKENS = 2**22
+"""Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
+
+
+def usual_batch(seq: int, devices: int) -> int:
+    """Returns the sequences of a step of about 4M tokens, a number that divides over the devices or divides them."""
+    sequences = max(1, STEP_TOKENS // seq)
+    if devices <= sequences:
+        return round(sequences / devices) * devices
+    return next(number for number in range(sequences, 0, -1) if devices % number == 0)
+
+
+def default_batch(seq: int, devices: int, micro_batch: int) -> int:
+    """Returns the sequences of a step of one micro-batch per device, or of a usual step if that has fewer tokens."""
+    return micro_batch * min(devices, usual_batch(micro_batch * seq, devices))
