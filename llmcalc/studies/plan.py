@@ -296,7 +296,7 @@ def plan_of(
         rows,
         layout_times,
         untimed_reason,
-        is_batch_assumed,
+        is_batch_assumed=is_batch_assumed,
     )
     if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)
