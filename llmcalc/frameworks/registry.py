@@ -29,6 +29,10 @@ FOR_PLANS = "megatron", "fsdp2", "torch"
 """The frameworks of a plan that names none: the first one that trains the model with its optimizer."""
 
 
+WHOLE_WEIGHTS = {WITHOUT_A_NAME: None, "deepspeed": 2}
+"""Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
+
+
 @cache
 def framework(name: str) -> Framework:
     """Returns the record of a framework. Raises `InputError` for an unknown name."""

@@ -51,5 +51,5 @@ class LayoutRules:
         if self.divides_weights and zero_stage == 1:
             raise InputError(
                 f"--zero 1: {self.name} divides gradients and weights too; expected --zero 3, or --zero 2, which keeps "
-                "gathered weights, or --framework deepspeed"
+                "gathered weights, or another framework"
             )

@@ -495,14 +495,13 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
     Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
     """
-    from ..frameworks.registry import framework, frameworks_for_plans
+    from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
     layout, refusal, is_planned = question.layout, None, False
     first, *others = frameworks_for_plans(layout)
     yields_all = question.settings.lora_rank is not None and bool(others)
     if yields_all:
-        sharded, whole = others
-        others = [whole, framework("deepspeed"), sharded]
+        others = [*map(framework, WHOLE_WEIGHTS), others[0]]
     for record in (first, *others):
         run_layout, memory_on_one = layout, question.with_framework(record).on_one_device()
         try:
@@ -548,10 +547,6 @@ def answers_of_planned_runs(
         yield run_answer
     if refusal is not None and not is_answered:
         raise refusal
-
-
-WHOLE_WEIGHTS = {"torch": None, "deepspeed": 2}
-"""Framework whose replicas of a plan have whole weights → their ZeRO stage."""
 
 
 def ask_plan(

@@ -55,7 +55,7 @@ def report(
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long_notes(memory.spec, memory.states.workload)
     rows = [
-        _layout_row(framework_plan, candidate, tie, framework_plan.framework.title if layout_plan.beside else "")
+        _layout_row(framework_plan, candidate, tie, framework_plan.framework.title if layout_plan.other_plans else "")
         for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
     ]
     if not rows and plan.nearest is not None:
@@ -110,8 +110,8 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
     fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
     fastest_time = None if fastest is None else fastest_plan.range(fastest)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
-    if layout_plan.beside:
-        names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.beside)]
+    if layout_plan.other_plans:
+        names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)]
         return f"it fits under {', '.join(names[:-1])} and {names[-1]}{time_text}"
     return _fitting_count(layout_plan.plan) + time_text
 
@@ -161,7 +161,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
-    frameworks = "the framework in its row" if layout_plan.beside else layout_plan.framework.title
+    frameworks = "the framework in its row" if layout_plan.other_plans else layout_plan.framework.title
     notes = [
         *_order_notes(layout_plan),
         f"kernels and buffers of {frameworks}; required and headroom: of the rank that needs "
@@ -242,11 +242,11 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "global_batch": layout_plan.global_batch,
-        "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.beside)),
+        "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.other_plans)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
             candidate_data(candidate, framework_plan.range(candidate), tie)
-            | ({"framework": framework_plan.framework.name} if layout_plan.beside else {})
+            | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
             for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
         ],
         "unreplayed": [],

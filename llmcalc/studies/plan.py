@@ -125,7 +125,7 @@ class LayoutPlan:
     rows: number of layouts to replay.
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
-    beside: plans of the same run under other frameworks, whose layouts fit too.
+    other_plans: plans of the same run under other frameworks, whose layouts fit too.
     is_batch_assumed: whether nobody stated the global batch.
     """
 
@@ -138,7 +138,7 @@ class LayoutPlan:
     rows: int
     times: TrainingTimes | None = None
     untimed_reason: str = ""
-    beside: tuple[LayoutPlan, ...] = ()
+    other_plans: tuple[LayoutPlan, ...] = ()
     is_batch_assumed: bool = False
 
     @property
@@ -160,9 +160,11 @@ class LayoutPlan:
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
         rows = [
-            (layout_plan, candidate) for layout_plan in (self, *self.beside) for candidate in layout_plan.plan.feasible
+            (layout_plan, candidate)
+            for layout_plan in (self, *self.other_plans)
+            for candidate in layout_plan.plan.feasible
         ]
-        if self.beside and all(layout_plan.times is not None for layout_plan, _ in rows):
+        if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in rows):
             rows.sort(key=lambda row: row[1].seconds or 0.0)
         return rows[: self.rows]
 
@@ -306,7 +308,7 @@ def plan_of(
 def beside_one_another(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     """Returns the first plan with a layout that fits, beside the others that have one; the last plan if none has."""
     fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
-    return replace(fitting_plans[0], beside=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
+    return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
 def search_budget() -> Budget:

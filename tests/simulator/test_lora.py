@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.frame import Unsupported
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
@@ -72,3 +74,18 @@ def test_a_base_in_8_bits_has_a_scale_a_row_and_keeps_the_inputs_of_its_products
     plain, quantised = (without_values(spec(0), adapters=how) for how in (whole, in_8_bits))
     assert quantised.live > plain.live  # whole weights save no input for a frozen weight
     assert quantised.forward > plain.forward  # sums of 4 bytes, beside results in float16 and bfloat16
+
+
+def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_quantised() -> None:
+    """transformers' modeling_jamba.py: `self.dt_proj(time_step) - self.dt_proj.bias` if the config is quantized.
+
+    Otherwise it multiplies by the weight itself, which takes neither codes nor an adapter.
+    """
+    jamba = llmcalc.load("jamba-v0.1?num_hidden_layers=2").model
+    stored = {}
+    for base in ("none", "nf4"):
+        run = Training(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base=base))  # type: ignore[arg-type]
+        stored[base] = replay(jamba, run).after
+    assert stored["nf4"] < stored["none"]
+    with pytest.raises(Unsupported, match="reads this weight itself; expected no adapter"):
+        replay(jamba, Training(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))

@@ -20,13 +20,14 @@ from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = field_names("""
     model model_class flash_attn peft_config kernel_config quant_config dist_config optim_config micro_batch_size
-    global_batch_size cutoff_len bf16 enable_activation_checkpointing dp_size cp_size mp_replicate_size mp_shard_size
+    global_batch_size cutoff_len bf16 enable_activation_checkpointing dp_size cp_size cp_mode mp_replicate_size
+    mp_shard_size
     pref_loss
     """)
 
 IGNORED = field_names("""
     train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps max_grad_norm batching_strategy
-    batching_workers cp_mode dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint save_steps
+    batching_workers dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint save_steps
     save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_beta pref_ftx simpo_gamma dpo_label_smoothing
     ld_alpha trust_remote_code custom_chat_template init_config sample_backend max_new_tokens
     """)
@@ -42,20 +43,22 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED, "no key that is known")
-        if config.get("cp_size") not in (None, 1):
-            reader.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
         world_size = reader.devices(source_file.world_size)
-        for name in ("dp_size", "mp_shard_size"):
-            if config.get(name) not in (None, world_size):
-                reader.unknown[name] = "it is modelled as the number of devices"
+        if config.get("cp_mode") not in (None, "ulysses"):
+            reader.unknown["cp_mode"] = f"{shown(config['cp_mode'])[:60]} is not modelled; ulysses is"
+        sequence_ranks = reader.sequence_ranks(config, "cp_size", world_size)
+        for name, ranks in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
+            if config.get(name) not in (None, ranks):
+                reader.unknown[name] = f"it is modelled as {ranks}"
         reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.size(config, "micro_batch_size", 1)
-        global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or batch * world_size)
+        sequences_at_once = batch * world_size // sequence_ranks
+        global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or sequences_at_once)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
-            "num_microbatches": max(1, global_batch // (batch * world_size)),
-            "seq": reader.size(config, "cutoff_len", 2048),
+            "num_microbatches": max(1, global_batch // sequences_at_once),
+            "seq": -(-reader.size(config, "cutoff_len", 2048) // sequence_ranks),
             "dtype": "bf16",
             "master_weights": "none",
             **attention_settings(reader, "flash_attn", reader.value(config, "flash_attn", "sdpa")),

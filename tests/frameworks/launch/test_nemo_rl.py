@@ -101,6 +101,11 @@ def test_typed_devices_replace_those_of_the_file() -> None:
     assert any("--devices 16 replaces the file's cluster.num_nodes" in note for note in launch.notes)
 
 
+def test_ranks_of_experts_under_dtensor_divide_the_replicas() -> None:
+    launch = read("sft.yaml", {"dtensor_cfg": {"expert_parallel_size": 4}}, 8)
+    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards) == (8, 4, 2)
+
+
 def test_ranks_of_experts_of_the_engine_are_those_of_its_tensor_parallelism() -> None:
     def policy(ranks: int) -> dict[str, Any]:
         return {"generation": {"vllm_cfg": {"tensor_parallel_size": 4, "expert_parallel_size": ranks}}}
@@ -119,7 +124,10 @@ def test_dpo_counts_two_sequences_a_pair() -> None:
 @pytest.mark.parametrize(
     ("policy", "refusal"),
     [
-        ({"dtensor_cfg": {"expert_parallel_size": 8}}, "dtensor_cfg.expert_parallel_size (8 is not modelled)"),
+        (
+            {"dtensor_cfg": {"expert_parallel_size": 8, "tensor_parallel_size": 2}},
+            "dtensor_cfg.expert_parallel_size: 8; expected a divisor of the 4 ranks of data and context",
+        ),
         ({"optimizer": {"name": "a.FusedAdam"}}, "policy.optimizer.name ('a.FusedAdam' is not modelled"),
         ({"quant_cfg": "NVFP4"}, "policy.quant_cfg (no key that is known)"),
         ({"hf_config_overrides": {"num_hidden_layers": 2}}, "policy.hf_config_overrides.num_hidden_layers"),

@@ -477,6 +477,12 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
     dpo = changed("llama_factory_version_1.yaml", 2, pref_loss="sigmoid", peft_config=None, quant_config=None)
     assert dpo.settings["batch"] == 4
     assert dpo.frozen == FrozenModel("trl/trainer/dpo_trainer.py", ranks=2)
+    divided = changed("llama_factory_version_1.yaml", 8, cp_size=4, global_batch_size=8)
+    assert (divided.settings["seq"], divided.settings["num_microbatches"], divided.layout.dp) == (128, 2, 8)
+    with pytest.raises(InputError, match="cp_size: 3 on 8 devices; expected a divisor"):
+        changed("llama_factory_version_1.yaml", 8, cp_size=3)
+    with pytest.raises(InputError, match="cp_mode .'ring' is not modelled; ulysses is"):
+        changed("llama_factory_version_1.yaml", 8, cp_size=2, cp_mode="ring")
 
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:

@@ -243,7 +243,7 @@ def test_each_field_of_megatrons_arguments_is_looked_up() -> None:
     ("flag", "reason"),
     [
         ("--fp16-lm-cross-entropy", "other kernels than those that run by default"),
-        ("--overlap-p2p-communication-warmup-flush", "work that overlaps"),
+        ("--overlap-dispatch-backward-with-experts-wgrad", "work that overlaps"),
         ("--muon-scalar-optimizer lion", "another optimizer's shards"),
     ],
 )

@@ -99,9 +99,13 @@ class MambaKernels(ScanModules):
                 self._normalize_with(operations[operation_name], y)
                 for operation_name, y in zip(NORMS, (dt, b, c), strict=True)
             )
-        dt = aten.contiguous(aten.transpose(aten.linear(dt, self.raw_weight(operations["dt_proj"])), 1, 2))
         dt_bias = self.bias(operations["dt_proj"])
         assert dt_bias is not None
+        if self.adapters is not None and self.adapters.base != "none":  # `_is_quantized`: the layer, less its bias
+            dt = aten.add(self.project(operations["dt_proj"], dt), dt_bias)
+        else:
+            dt = aten.linear(dt, self.raw_weight(operations["dt_proj"]))
+        dt = aten.contiguous(aten.transpose(dt, 1, 2))
         dt_bias = aten.to(dt_bias, FLOAT32)
         d = aten.to(self.weight("D", (op.inner,)), FLOAT32)
         u, b, c = aten.transpose(u, 1, 2), aten.transpose(b, 1, 2), aten.transpose(c, 1, 2)
