@@ -47,7 +47,6 @@ STACKS = {
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
-    "megatron-lm-2022": "megatron-2022",
     "llm-foundry": "llm-foundry-2023",
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",

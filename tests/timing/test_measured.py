@@ -108,8 +108,6 @@ class TestErrors:
         "train_dgxc": 0.08,
         "train_dgxc_maxtext": 0.08,
         "train_dgxc_grok": 0.18,
-        "train_megatron_sp": 0.06,
-        "train_megascale": 0.08,
         "train_torchtitan_tp": 0.18,
         "serve_inferencebench": 0.06,
         "serve_lmdeploy": 0.10,
