@@ -183,8 +183,8 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    name, tried = layout_plan.framework.title, layout_plan.plan.tried
-    place = "the only layout" if tried == 1 else f"the first of {tried:,} layouts in the order of plan"
+    name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
+    place = "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
     notes = [
         f"kernels and buffers of {name}; {place}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",

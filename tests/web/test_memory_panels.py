@@ -305,6 +305,7 @@ def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
     seen(page, "cluster")
     page.click("text=Find layouts that fit")
     page.wait_for_selector("#plan-status:not(:empty)")
+    until(page, "getComputedStyle(document.querySelector('#plan-status + div')).opacity === '0.4'")
     before = page.evaluate("window.llmcalc.times.answers.length")
     page.focus("#ctx")
     page.keyboard.press("ArrowRight")
