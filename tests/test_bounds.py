@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a plan of 1M sequences of 1M tokens": (
         ("plan", "llama3-8b", "--hardware", "h100", "--framework", "fsdp2", "--devices", "1024", "--seq", "1M",
-         "--batch", "1M"),
+         "--batch", "1M", "--global-batch", "1024M"),
         r"--devices 1024: nothing fits so far, and the search ended before all \d+ layouts were tried and replayed",
     ),
     "100,000 layers of DeepSpeed": (

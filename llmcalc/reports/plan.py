@@ -66,7 +66,9 @@ def report(
             *warnings,
             instead,
             *([] if layout_position is None else [_place_text(layout_position)]),
-            f"assumed: {layout_plan.assumed_batch}, a step of about 4M tokens" if layout_plan.assumed_batch else "",
+            f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
+            if layout_plan.assumed_batch
+            else "",
             *_plan_notes(layout_plan),
         ]
     )

@@ -148,6 +148,11 @@ class LayoutPlan:
         return f"--global-batch {self.global_batch}" if is_usual else ""
 
     @property
+    def step_tokens(self) -> int:
+        """The tokens of a training step of all devices."""
+        return self.global_batch * int(self.memory.states.workload.seq)
+
+    @property
     def memory(self) -> Memory:
         """The memory question of the run: the model and its training settings."""
         return self.estimates.memory

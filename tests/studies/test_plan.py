@@ -302,7 +302,7 @@ def test_a_step_that_nobody_states_has_at_most_4m_tokens(run: Any) -> None:
     words = (SMALL, "--devices", "4096", "--seq", "4096", "--hardware", "h100", "--tp", "4", "--rows", "1")
     document = asked(run, "plan", *words)
     assert document["global_batch"] == 1024
-    assert "assumed: --global-batch 1024, a step of about 4M tokens" in document["notes"]
+    assert "assumed: --global-batch 1024, 4,194,304 tokens a step" in document["notes"]
 
 
 @pytest.mark.parametrize("command", ["plan", "fit"])

@@ -481,7 +481,7 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
     assert (divided.settings["seq"], divided.settings["num_microbatches"], divided.layout.dp) == (128, 2, 8)
     with pytest.raises(InputError, match="cp_size: 3 on 8 devices; expected a divisor"):
         changed("llama_factory_version_1.yaml", 8, cp_size=3)
-    with pytest.raises(InputError, match="cp_mode .'ring' is not modelled; ulysses is"):
+    with pytest.raises(InputError, match=r"cp_mode .'ring' is not modelled; ulysses is"):
         changed("llama_factory_version_1.yaml", 8, cp_size=2, cp_mode="ring")
 
 
