@@ -139,10 +139,7 @@ class TimeOptions:
     ] = None
     global_batch: Annotated[
         int | None,
-        listed(
-            "Sequences per step of all devices; default one micro-batch per replica, of a chosen layout at most about "
-            "4M tokens."
-        ),
+        listed("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
     ] = None
     context: Annotated[int | None, listed("In prefill, tokens of each sequence cached before the prompt.", least=0)] = (
         None

@@ -88,7 +88,7 @@ def test_bytes_of_a_product_are_its_weight_and_its_rows() -> None:
 
 def test_a_roofline_has_a_pass_of_each_phase() -> None:
     drawn = words(llmcalc.plot("roofline", "llama3-8b", hardware="h100", seq=1024, users=8))
-    assert any(text.startswith("prompts of 8 sequences of 1,024 tokens on 1 H100 SXM; points: ") for text in drawn)
+    assert any(text.startswith("prompts of 8 sequences of 1,024 tokens on 1 × H100 SXM; points: ") for text in drawn)
     assert any(text.startswith("decoding of 8 sequences after 1,024 tokens") for text in drawn)
     assert "self_attn.core" in drawn
     only = words(llmcalc.plot("roofline", "bert-base", hardware="h100", seq=128))

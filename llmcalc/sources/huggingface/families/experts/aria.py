@@ -38,9 +38,64 @@ def _emu3(config: Config) -> Table:
     return _pre_norm(config, glu(config, config.flag("mlp_bias")))
 
 
+QKV_OF_TORCH = "in_proj_weight + in_proj_bias/3"
+"""Queries, keys or values of `torch.nn.MultiheadAttention`, which stores them as one."""
+
+TOKENIZER_MODULES = {
+    "image_tokenizer": "vqmodel",
+    "codebook": "quantize.embedding",
+    "quant_conv": "quant_conv.conv",
+    "decoder": "decoder + post_quant_conv",
+    "post_quant_conv": "conv",
+    **{f"level_{i}": f"down_block.down.{i} | up_block.up.{i}" for i in range(8)},
+    **{f"block_{i + 1}": f"block.{i}" for i in range(8)},
+    **{f"attn_{i + 1}": f"attn.{i}" for i in range(8)},
+    **{f"attn_{i + 1}_norm": f"attn_norms.{i}" for i in range(8)},
+    "middle_1": "middle_block.block_1",
+    "middle_2": "middle_block.block_2",
+    "middle_attn": "middle_block.attn_1",
+    "middle_attn_norm": "middle_block.attn_norm",
+    **{f"frame_block_{i + 1}": f"time_res_stack.{i}" for i in range(8)},
+    **{f"time_conv_{i + 1}": f"time_conv.{i}.conv.conv" for i in range(8)},
+    "conv_1": "conv1.conv | conv1",
+    "conv_2": "conv2.conv | conv2",
+    "norm_1": "norm1",
+    "norm_2": "norm2",
+    "norm": "norm_layer",
+    "scale": "conv_y",
+    "shift": "conv_b",
+    "shortcut": "nin_shortcut",
+    "downsample": "downsample.conv",
+    "upsample": "upsample.conv",
+}
+"""Node of Emu 3's image tokenizer → module of `Emu3VQVAE`."""
+
 FAMILIES = {
-    "aria": Family(None, text="aria_text", tower_file="llava"),
-    "emu3": Family(None, text="emu3_text_model", tower_file="emu"),
+    "aria": Family(
+        None,
+        text="aria_text",
+        tower_file="llava",
+        modules={
+            "towers.multi_modal_projector.resampler": "cross_attn + query",
+            "towers.multi_modal_projector.resampler.query": "query",
+            "towers.query_norm": "layer_norm",
+            "towers.kv_norm": "layer_norm_kv",
+            "towers.q_in": "q_proj",
+            "towers.k_in": "k_proj",
+            "towers.v_in": "v_proj",
+            "towers.multi_modal_projector.resampler.attention": "multihead_attn",
+            **{f"towers.multi_modal_projector.resampler.attention.{name}_proj": QKV_OF_TORCH for name in "qkv"},
+            "towers.attention_out": "linear",
+            "towers.map_1": "feed_forward.linear_in",
+            "towers.map_2": "feed_forward.linear_out",
+        },
+    ),
+    "emu3": Family(
+        None,
+        text="emu3_text_model",
+        tower_file="emu",
+        modules={f"towers.{node}": module for node, module in TOKENIZER_MODULES.items()},
+    ),
     "aria_text": Family(
         _aria,
         ignored=frozenset({"num_experts_per_tok"}),
