@@ -135,7 +135,7 @@ def _draw_time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **opti
 
 def _draw_roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
     preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
-    phases = pictures.roofline_phases(preset.model.kind, phase or "inference")
+    phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
 
 

@@ -169,13 +169,13 @@ def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Ph
     return plot_roofline(tables[0].title, runs)
 
 
-def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
+def roofline_phases(decodes: bool, phase: str) -> tuple[Phase, ...]:
     """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
-    kind: the kind of the model, such as `encoder`. Raises `InputError` for a phase that is no single pass of inference.
+    decodes: whether the model does. Raises `InputError` for a phase that is no single pass of inference.
     """
     if phase == "inference":
-        return ("prefill",) if kind == "encoder" else ("prefill", "decode")
+        return ("prefill", "decode") if decodes else ("prefill",)
     if phase not in ("prefill", "decode"):
         raise InputError(f"--phase {phase}: has no roofline; expected prefill or decode")
     return (phase,)  # type: ignore[return-value]

@@ -71,7 +71,7 @@ def ask_compare(
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
-    """Returns seconds per token of every user; None for an encoder, or if weights and cache do not fit.
+    """Returns seconds per token of every user; None for a model without tokens, or if weights and cache do not fit.
 
     tokens: of each sequence in the cache.
     """
@@ -80,7 +80,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     from .runs import RunQuestion
     from .times import timed_run
 
-    if preset.model.one_pass_model:
+    if preset.model.model_without_tokens:
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
     timed = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())

@@ -91,8 +91,9 @@ def test_a_roofline_has_a_pass_of_each_phase() -> None:
     assert any(text.startswith("prompts of 8 sequences of 1,024 tokens on 1 × H100 SXM; points: ") for text in drawn)
     assert any(text.startswith("decoding of 8 sequences after 1,024 tokens") for text in drawn)
     assert "self_attn.core" in drawn
-    only = words(llmcalc.plot("roofline", "bert-base", hardware="h100", seq=128))
-    assert not any(text.startswith("decoding") for text in only)
+    for model in ("bert-base", "qwen3-embedding-0.6b"):
+        prompt_words = words(llmcalc.plot("roofline", model, hardware="h100", seq=128))
+        assert not any(text.startswith("decoding") for text in prompt_words)
 
 
 def test_points_that_touch_have_one_name() -> None:

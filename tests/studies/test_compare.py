@@ -218,11 +218,13 @@ def test_the_time_of_a_token_is_that_of_time() -> None:
 
 
 def test_models_without_a_token_on_the_accelerator_have_no_time() -> None:
-    answer = llmcalc.compare("bert-base", "llama3-70b", hardware="h100")
-    assert [document["compare"]["tpot"] for document in answer.document] == [None, None]
+    answer = llmcalc.compare("bert-base", "qwen3-embedding-8b", "llama3-70b", hardware="h100")
+    assert [document["compare"]["tpot"] for document in answer.document] == [None, None, None]
     assert "tpot" not in llmcalc.compare("gpt2").document["compare"]
-    rows = {row["quantity"]: [row["bert-base"], row["llama3-70b"]] for row in answer.records()}
-    assert rows["TPOT, 1 user"] == rows["TPOT, 1 user / tokens/s"] == ["–", "–"]
+    rows = {
+        row["quantity"]: [row["bert-base"], row["qwen3-embedding-8b"], row["llama3-70b"]] for row in answer.records()
+    }
+    assert rows["TPOT, 1 user"] == rows["TPOT, 1 user / tokens/s"] == ["–", "–", "–"]
     listed = report(answer.result * 7, width=80, load=Load("H100", 1)).tables[0]
     assert [column.key for column in listed.columns[-2:]] == ["tpot", "tokens_per_second"]
     assert {len(row.cells) for row in listed.rows} == {len(listed.columns)}

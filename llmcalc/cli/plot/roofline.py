@@ -13,7 +13,7 @@ def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) 
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
     question = timed_run.question()
-    phases = roofline_phases(question.preset.model.kind, question.settings.phase)
+    phases = roofline_phases(not question.preset.model.model_without_tokens, question.settings.phase)
     picture = roofline_picture(
         lambda phase: timed_run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
     )
