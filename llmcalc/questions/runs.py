@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
     from ..studies.draft import Draft
-    from ..studies.plan import LayoutPlan, Order
+    from ..studies.plan import Order
     from ..studies.run_time import TimeSettings
 
 
@@ -423,11 +423,11 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
         if layout.devices is not None and settings.phase == "training":
             hardware = question.hardware
-            for over_devices in answers_of_planned_runs(
-                question, lambda memory, layout: fit_devices(memory, hardware, layout, global_batch)
-            ):
-                if over_devices.fit.verdict != "no":
-                    break
+            over_devices = answer_that_fits(
+                question,
+                lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
+                lambda fitting: fitting.fit.verdict != "no",
+            )
             return ReportedAnswer(
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
@@ -549,6 +549,16 @@ def answers_of_planned_runs(
         raise refusal
 
 
+def answer_that_fits(
+    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer], fits: Callable[[Answer], bool]
+) -> Answer:
+    """Returns the answer about the first of a plan's runs that fits, else about the last that has an answer."""
+    for run_answer in answers_of_planned_runs(question, answer):
+        if fits(run_answer):
+            break
+    return run_answer
+
+
 def ask_plan(
     question: RunQuestion,
     global_batch: int | None = None,
@@ -569,12 +579,12 @@ def ask_plan(
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import beside_one_another, plan_of
+    from ..studies.plan import join_plans, plan_of
 
     requested_sizes = None if where is None else parse_sizes(where)
     question = replace(question, is_tried=True)
-    layout, preset = question.layout, question.preset
-    assert question.hardware is not None
+    layout, preset, hardware = question.layout, question.preset, question.hardware
+    assert hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
     if question.settings.phase != "training":
@@ -582,21 +592,20 @@ def ask_plan(
             f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
-
-    def plan_of_run(memory_on_one: Memory, layout: LayoutRequest) -> LayoutPlan:
-        assert question.hardware is not None
-        return plan_of(
-            memory_on_one,
-            question.hardware,
-            layout,
+    plans = answers_of_planned_runs(
+        question,
+        lambda memory, run_layout: plan_of(
+            memory,
+            hardware,
+            run_layout,
             global_batch,
             rows,
             order_name=order_name,
             nearest="if none fits",
             time_settings=time_settings,
-        )
-
-    layout_plan = beside_one_another(list(answers_of_planned_runs(question, plan_of_run)))
+        ),
+    )
+    layout_plan = join_plans(list(plans))
     memory_on_one = layout_plan.memory
     is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""

@@ -145,24 +145,24 @@ def _fastest_fitting_layout(question: RunQuestion, options: TimeOptions) -> Layo
 def fastest_plan(question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import early_end_error, plan_of
-    from .runs import answers_of_planned_runs
+    from .runs import answer_that_fits
 
-    def plan_of_run(memory: Memory, layout: LayoutRequest) -> LayoutPlan:
-        assert question.hardware is not None
-        return plan_of(
+    hardware = question.hardware
+    assert hardware is not None
+    layout_plan = answer_that_fits(
+        question,
+        lambda memory, layout: plan_of(
             memory,
-            question.hardware,
+            hardware,
             layout,
             global_batch,
             1,
             order_name="time",
             nearest="never",
             time_settings=lambda record: time_settings(question, record, options),
-        )
-
-    for layout_plan in answers_of_planned_runs(question, plan_of_run):
-        if layout_plan.plan.feasible:
-            break
+        ),
+        lambda layout_plan: bool(layout_plan.plan.feasible),
+    )
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise early_end_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:

@@ -252,12 +252,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         for replica in serving_answer.tried
     ]
     timed_run = next((replica.decoding for replica in serving_answer.tried if replica.decoding), None)
-    layout_notes = [] if timed_run is None else _halving_notes(serving_answer.memory, timed_run)
+    layout_notes = []
     if timed_run is not None:
         stack = timed_run.stack.title
-        layout_notes.insert(
-            0, f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"
-        )
+        layout_notes = [
+            f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}",
+            *_halving_notes(serving_answer.memory, timed_run),
+        ]
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
     if serving_answer.untried:
         layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")

@@ -195,10 +195,10 @@ def _formats_text(timed_run: TimedRun) -> str:
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
         return ""
-    units = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
-    if units == dtype:
+    multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
+    if multiplied_format == dtype:
         return f", {dtype} products"
-    return f", {dtype} weights, multiplied in {'16 bits' if units == 'bf16' else units}"
+    return f", {dtype} weights, multiplied in {'16 bits' if multiplied_format == 'bf16' else multiplied_format}"
 
 
 def _part_rows(timed_run: TimedRun) -> list[Row]:

@@ -310,8 +310,8 @@ def plan_of(
     return layout_plan
 
 
-def beside_one_another(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first plan with a layout that fits, beside the others that have one; the last plan if none has."""
+def join_plans(plans: Sequence[LayoutPlan]) -> LayoutPlan:
+    """Returns the first plan with a layout that fits, with the others that have one; the last plan if none has."""
     fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 

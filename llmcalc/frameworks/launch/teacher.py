@@ -16,7 +16,7 @@ def format_of_logits(launch: Launch, loaded_format: str) -> str:
     return "autocast" if launch.settings.get("precision") == "autocast" else loaded_format
 
 
-def beside_teacher(
+def with_teacher_model(
     reader: LaunchReader,
     launch: Launch,
     option: str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..frozen_model import SecondLoss
 from ..launch.record import Launch, LaunchReader, Table
-from ..launch.teacher import beside_teacher, format_of_logits
+from ..launch.teacher import format_of_logits, with_teacher_model
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -41,4 +41,4 @@ def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_byte
     width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][data.get("beta", 0.5) in (0, 1)]
     is_divided = launch.framework == "deepspeed" and launch.layout.zero == 3
     loss = SecondLoss(SOURCE, width, "divergence of logits")
-    return beside_teacher(reading, launch, TEACHER, name, loaded_format, loss, is_divided)
+    return with_teacher_model(reading, launch, TEACHER, name, loaded_format, loss, is_divided)

@@ -576,11 +576,12 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     device = fsdp_memory(spec, run, layout, 1)
     shards = device.moments["step"]["weights"] // 4
     assert abs(shards - (dense + experts) / dp) <= 2048  # rows of small tensors are padded
-    found = [one for one in communication(spec, run, layout) if one.bytes * ep == 2 * experts // 2]
-    assert sum(one.times for one in found if one.kind == "all_gather") == (0 if ep == dp else 2 + 1)
-    assert {one.ranks for one in found} == (set() if ep == dp else {dp // ep})
-    gathered = [fsdp_memory(spec, run, one, 1).moments["forward"]["weights"] for one in (layout, replace(layout, ep=1))]
-    assert gathered[0] < gathered[1]
+    of_experts = [message for message in communication(spec, run, layout) if message.bytes * ep == 2 * experts // 2]
+    assert sum(message.times for message in of_experts if message.kind == "all_gather") == (0 if ep == dp else 2 + 1)
+    assert {message.ranks for message in of_experts} == (set() if ep == dp else {dp // ep})
+    layouts = (layout, replace(layout, ep=1))
+    gathered_bytes = [fsdp_memory(spec, run, other, 1).moments["forward"]["weights"] for other in layouts]
+    assert gathered_bytes[0] < gathered_bytes[1]
 
 
 def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
