@@ -191,7 +191,7 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
         output_future = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            output, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -201,11 +201,11 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
         finally:
             if process.returncode is None:
                 _kill_process(process)
-    if len(out) > limit or len(messages) > LARGEST_MESSAGE:
+    if len(output) > limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(f"--git: git {arguments[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
     lines = messages.decode(errors="replace").strip().splitlines() or [f"git {arguments[0]} failed"]
     fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
-    return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
+    return GitAnswer(process.returncode, output, one_line(fatal.removeprefix("fatal: ")))
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:

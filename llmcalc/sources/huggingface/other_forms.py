@@ -53,20 +53,20 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     nested = arguments.get("model_config")
     if isinstance(nested, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested):
         arguments = nested  # meta_*.json beside a checkpoint of nanochat
-    names = frozenset(arguments)
-    if "model_type" in names or "architectures" in names:
+    field_names = frozenset(arguments)
+    if "model_type" in field_names or "architectures" in field_names:
         return arguments, []
-    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= names <= MISTRAL:
+    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= field_names <= MISTRAL:
         return _read_mistral(arguments)
-    if {"dim", "n_layers", "n_heads", "vocab_size"} <= names <= META:
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= field_names <= META:
         return _read_meta(arguments)
-    if {"n_layer", "n_head", "n_embd", "block_size"} <= names <= NANOGPT:
+    if {"n_layer", "n_head", "n_embd", "block_size"} <= field_names <= NANOGPT:
         return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
-    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
+    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= field_names <= NANOCHAT:
         return _read_nanochat(arguments)
-    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= names <= MAMBA:
+    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= field_names <= MAMBA:
         return _read_mamba(arguments)
-    if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= names:
+    if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= field_names:
         raise InputError(
             f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and "
             "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "
@@ -199,9 +199,13 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
-    written = arguments["model_config"]
+    original_fields = arguments["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
-    fields |= {name: written[field] for name, field in other_names.items() if written.get(field) not in (None, -1)}
+    fields |= {
+        name: original_fields[field]
+        for name, field in other_names.items()
+        if original_fields.get(field) not in (None, -1)
+    }
     config = {**fields, "model_type": arguments["model_type"]}
     remarks = ["mlc-chat-config.json: read as the config of its model"]
     if arguments.get("quantization"):

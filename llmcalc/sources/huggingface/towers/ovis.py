@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
-from .section import IGNORED, ROTARY, Section, patches_per_side, projector, self_attention, vision_section, vit
+from .section import (
+    IGNORED,
+    ROTARY,
+    Section,
+    patches_per_side,
+    projector,
+    self_attention,
+    vision_section,
+    vision_transformer,
+)
 from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
@@ -19,7 +28,7 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    wrapper.must("hidden_size", width)
+    wrapper.require("hidden_size", width)
     indicators = config.size("num_visual_indicator_tokens")
     tower = _with_image_rule(_aimv2(config), config, config)
     return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), width, indicators)}
@@ -40,7 +49,7 @@ def _aimv2(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
-    return vit(
+    return vision_transformer(
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
@@ -51,11 +60,11 @@ def _aimv2(config: Config) -> Table:
 
 def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
-    config.must("drop_cls_token", False)
-    config.must("depths", None)
+    config.require("drop_cls_token", False)
+    config.require("depths", None)
     fields = config.table("backbone_config")
-    kinds = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
-    backbone_type = fields.get("model_type", kinds[config.model_type])
+    types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
+    backbone_type = fields.get("model_type", types_by_tokenizer[config.model_type])
     where = f"{config.where}backbone_config."
     if backbone_type == "siglip_vision_model":
         backbone = Config(fields, SIGLIP, backbone_type, where=where)
@@ -64,17 +73,17 @@ def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
         backbone = Config(fields, AIMV2, backbone_type, where=where, aliases={"mlp_bias": "use_bias"})
         tower = _aimv2(backbone)
     else:
-        raise config.wrong("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+        raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone, config)
-    backbone.close(IGNORED | BACKBONE_FIELDS)
+    backbone.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
     return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}
 
 
 def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
-    config.must("temporal_patch_size", 1)
-    config.must("fullatt_block_indexes", None)
+    config.require("temporal_patch_size", 1)
+    config.require("fullatt_block_indexes", None)
     patches = config.get("num_patches")
     rows = patches if type(patches) is int and patches > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}
@@ -101,7 +110,7 @@ def _visual_words(
     vocabulary = vocabulary or config.size("vocab_size")
     words = vocabulary - indicators
     if words < 1:
-        raise config.wrong("vocab_size", vocabulary, f"more than the {indicators} that mark images")
+        raise config.error("vocab_size", vocabulary, f"more than the {indicators} that mark images")
     head = projector(
         encoder_width, (words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
@@ -162,7 +171,7 @@ WRAPPERS = {
             _read_ovis,
             {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
             default_section=None,
-            ignored=TOKENIZER_FIELDS,
+            ignored_fields=TOKENIZER_FIELDS,
         )
     },
     "ovis2_5": {
@@ -171,13 +180,13 @@ WRAPPERS = {
             {"siglip2_navit": NAVIT},
             {"visual_vocab_size": 65536},
             default_section=None,
-            ignored=frozenset({"attention_dropout", "window_size"}),
+            ignored_fields=frozenset({"attention_dropout", "window_size"}),
         )
     },
     "ovis2": vision_section(
         _read_ovis2,
         {"ovis2_vision": AIMV2},
         {"hidden_size": 1536},
-        ignored=frozenset({"attention_dropout", "tokenize_function"}),
+        ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),
 }

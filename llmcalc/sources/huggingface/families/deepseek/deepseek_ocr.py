@@ -8,20 +8,20 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
-from .deepseek import ROUTING, deepseek, routed
+from .deepseek import ROUTING, deepseek_decoder, routed_experts
 
 
-def _routed_experts(config: Config, names: list[str]) -> Table:
+def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     bias = config.flag("mlp_bias")
     config.size("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
-    return deepseek(config, mixer, routed(config, bias, ()), names, bias)
+    return deepseek_decoder(config, mixer, routed_experts(config, bias, ()), layer_kinds, bias)
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     if config.get("mlp_layer_types") is None:
-        raise config.wrong("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
+        raise config.error("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth))
 
 
@@ -34,7 +34,7 @@ def _unlimited_ocr_text(config: Config) -> Table:
     window = config.size("sliding_window")
     layer_kinds = config.get("layer_types")
     if layer_kinds is not None and len(config.texts("layer_types")) != depth:
-        raise config.wrong("layer_types", layer_kinds, f"{depth} names, one for each layer")
+        raise config.error("layer_types", layer_kinds, f"{depth} names, one for each layer")
     if layer_kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
@@ -46,7 +46,7 @@ def _unlimited_ocr_text(config: Config) -> Table:
 
 FAMILIES = {
     "deepseek_ocr2": Family(
-        None, text="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
+        None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
     "deepseek_ocr2_text": Family(
         _deepseek_ocr2_text,
@@ -54,7 +54,7 @@ FAMILIES = {
         ROUTING | {"first_k_dense_replace"},
     ),
     "unlimited_ocr": Family(
-        None, text="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
+        None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
     "unlimited_ocr_text": Family(
         _unlimited_ocr_text,

@@ -22,16 +22,16 @@ def _dflash(config: Config) -> Table:
     mixer: Table = {
         "type": "context",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
-        "head_dim": config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads),
+        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
-    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    if "sliding" in names:
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    if "sliding" in layer_kinds:
         sliding = {"attention": {"sliding_window": config.size("sliding_window")}}
-        stack = combined_kinds((names, {"full": {}, "sliding": sliding}))
+        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding}))
     else:
         config.fields_read.add("sliding_window")
         stack = {}
@@ -41,7 +41,7 @@ def _dflash(config: Config) -> Table:
     )
     stack["streams"] = {"type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm}
     vocab = config.size("vocab_size")
-    proposed_tokens = config.maybe("draft_vocab_size") or vocab
+    proposed_tokens = config.optional_size("draft_vocab_size") or vocab
     block = layer_table(mixer, glu(config), norm)
     return decoder(
         config,
@@ -57,11 +57,11 @@ def _dflash(config: Config) -> Table:
 def _dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     table = _dflash(config)
-    sizes = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
-    table["decoder"]["block"] |= {"type": "grouped_conv", **sizes}
+    convolution_fields = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
+    table["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
     table["proposal"] = {name: config.size(name) for name in ("selector_rank", "selector_top_k")}
-    if table["hidden_size"] % sizes["conv_group_size"]:
-        raise config.wrong("conv_group_size", sizes["conv_group_size"], "a divisor of hidden_size")
+    if table["hidden_size"] % convolution_fields["conv_group_size"]:
+        raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return table
 
 
@@ -102,12 +102,12 @@ UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_dflash, DFLASH, UNCOUNTED, code=f"{SOURCE}dflash.py"),
+    "dflash": Family(_dflash, DFLASH, UNCOUNTED, source=f"{SOURCE}dflash.py"),
     "dflash2": Family(
         _dflash2,
         DFLASH,
         UNCOUNTED | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
-        code=f"{SOURCE}dflash2.py",
+        source=f"{SOURCE}dflash2.py",
     ),
     "dspark": Family(
         _dspark,
@@ -120,7 +120,7 @@ FAMILIES = {
             "confidence_head_with_markov": False,
         },
         UNCOUNTED,
-        code=f"{SOURCE}dspark.py",
+        source=f"{SOURCE}dspark.py",
     ),
-    "domino": Family(_domino, DFLASH, UNCOUNTED, code=f"{SOURCE}domino.py"),
+    "domino": Family(_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
 }

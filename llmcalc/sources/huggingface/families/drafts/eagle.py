@@ -50,12 +50,12 @@ def _eagle3(config: Config) -> Table:
     _require_states(config)
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads)
+    head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
     normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
     block: Table = layer_table(mixer, glu(config), norm)
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
-    target_width = config.maybe("target_hidden_size") or hidden
+    target_width = config.optional_size("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
@@ -65,7 +65,7 @@ def _eagle3(config: Config) -> Table:
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed_tokens = config.maybe("draft_vocab_size") or config.size("vocab_size")
+    proposed_tokens = config.optional_size("draft_vocab_size") or config.size("vocab_size")
     stack: Table = {"streams": states}
     if config.size("num_hidden_layers") == 1:
         block |= first_layer_fields
@@ -89,7 +89,7 @@ def _eagle3(config: Config) -> Table:
 def _require_states(config: Config) -> None:
     """Raises `InputError` for a draft model without the projection of target states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
-        raise config.wrong("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
+        raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 
 
 COMMON: dict[str, Any] = {
@@ -125,18 +125,18 @@ FAMILIES = {
         _eagle,
         {**COMMON, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
         IGNORED | {"transformer_layer_architecture"},
-        code="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
+        source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
         _eagle3,
         EAGLE3,
         IGNORED,
-        code="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py",
+        source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py",
     ),
     "peagle": Family(
         _eagle3,
         EAGLE3,
         IGNORED,
-        code="https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/peagle.py",
+        source="https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/peagle.py",
     ),
 }

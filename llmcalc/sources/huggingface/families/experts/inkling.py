@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import Op, State
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
@@ -115,16 +115,16 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    follow=_float32_states,
+    class_op=_float32_states,
 )
 
 
 def _full_attention(config_values: ConfigValues) -> Any:
-    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
+    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
 
 
 def _sliding_attention(config_values: ConfigValues) -> Any:
-    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
+    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
 MIXER_WRITES: Writes = {
@@ -137,7 +137,7 @@ MIXER_WRITES: Writes = {
     "swa_num_key_value_heads": lambda s: _sliding_attention(s).num_key_value_heads,
     "swa_head_dim": lambda s: _sliding_attention(s).head_dim,
     "sliding_window_size": lambda s: _sliding_attention(s).sliding_window,
-    "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
+    "conv_kernel_size": lambda s: s.first_stack.block.conv_kernel_size,
     "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
 }
 """Fields of attention, and of the pattern of layers."""
@@ -159,7 +159,10 @@ FAMILIES = {
         _inkling_text,
         {"tie_word_embeddings": False},
         frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
-        writes={**MIXER_WRITES, "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts},
+        field_writers={
+            **MIXER_WRITES,
+            "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
+        },
         modules={
             **MODULES,
             "self_attn_conv": ".attn_sconv",
@@ -174,9 +177,9 @@ FAMILIES = {
     ),
     "inkling_mm_model": Family(
         None,
-        text="inkling_text",
-        ties="never",
-        ignored=frozenset({"mtp_config"}),
+        text_type="inkling_text",
+        tying_source="never",
+        ignored_fields=frozenset({"mtp_config"}),
         uncounted_encoders={"vision_config": "inkling_vision", "audio_config": "inkling_audio"},
     ),
 }

@@ -88,7 +88,7 @@ FAMILIES = {
         _inkling2_text,
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
-        writes={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
+        field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
         modules={
             **MODULES,
             "k_conv": "k_sconv",
@@ -107,13 +107,13 @@ FAMILIES = {
             "mlp_conv.conv": ".post_mlp_convolution.conv1d",
             "proj": "query",
         },
-        earlier=EARLIER,
+        earlier_names=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),
     "inkling2": Family(
         None,
-        text="inkling2_text",
-        ties="never",
+        text_type="inkling2_text",
+        tying_source="never",
         uncounted_encoders={"vision_config": "inkling2_vision"},
     ),
 }

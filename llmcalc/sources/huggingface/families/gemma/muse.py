@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from .....components.networks.moe import MoE
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_number
 from ...family import Family
 from ...parts import (
@@ -114,7 +114,7 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
         or len(bases) != len(full_flags)
         or any(not is_number(base) or not 0 <= base <= LARGEST for base in bases)
     ):
-        raise config.wrong(
+        raise config.error(
             "layer_rope_theta", bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
         )
     rotary_position = rope(config)
@@ -126,22 +126,24 @@ def _window_field(config: Config, layer_kind: str) -> Table:
 
 
 FAMILIES = {
-    "muse_glimmer": Family(None, text="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}),
+    "muse_glimmer": Family(
+        None, text_type="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}
+    ),
     "muse_glimmer_text": Family(_muse_glimmer_text),
     "muse_spark": Family(
         None,
-        text="muse_spark_text",
-        ties="never",
+        text_type="muse_spark_text",
+        tying_source="never",
         uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
     ),
     "muse_spark_text": Family(
         _muse_spark_text,
-        writes={
-            "post_norm_eps": lambda s: s.first.block.attention_output_norm.eps,
+        field_writers={
+            "post_norm_eps": lambda s: s.first_stack.block.attention_output_norm.eps,
             "mlp_layer_types": lambda s: [
                 "sparse" if isinstance(layer.feed_forward, MoE) else "dense" for layer in s.layers
             ],
-            "moe_hidden_size": lambda s: present(s.moe.latent).moe_latent_size,
+            "moe_hidden_size": lambda s: require_present(s.moe.latent).moe_latent_size,
         },
         modules={
             "self_attn_pre_norm": "input_layernorm",

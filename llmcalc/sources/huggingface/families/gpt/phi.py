@@ -49,7 +49,7 @@ def _stablelm(config: Config) -> Table:
 
 def _starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(config, sliding_window=config.maybe("sliding_window"), **biases(bias, *QKVO))
+    mixer = attention(config, sliding_window=config.optional_size("sliding_window"), **biases(bias, *QKVO))
     return decoder(
         config,
         layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm),
@@ -77,14 +77,18 @@ FAMILIES = {
         _phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
-        writes={**UNPADDED, **PARTIAL_ROTARY},
+        field_writers={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
-        dropout={"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
+        dropout_fields={
+            "attention": "attention_dropout",
+            "attention_output": "resid_pdrop",
+            "feed_forward": "resid_pdrop",
+        },
     ),
     "phi": Family(
         _phi,
         {"head_dim": None},
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
         modules={
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
@@ -94,7 +98,7 @@ FAMILIES = {
             "down_proj": "fc2",
             "pre_norm": "input_layernorm",
         },
-        dropout={
+        dropout_fields={
             "embedding": "embd_pdrop",
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",
@@ -103,8 +107,8 @@ FAMILIES = {
     ),
     "persimmon": Family(
         _persimmon,
-        ignored=frozenset({"num_key_value_heads"}),
-        writes=PARTIAL_ROTARY,
+        ignored_fields=frozenset({"num_key_value_heads"}),
+        field_writers=PARTIAL_ROTARY,
         modules={
             "norm": "final_layernorm",
             "q_proj": "query_key_value/3",
@@ -116,28 +120,28 @@ FAMILIES = {
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
         },
-        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
+        dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(
         _stablelm,
         {"head_dim": None},
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
-        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
+        dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "starcoder2": Family(
         _starcoder2,
         {"head_dim": None},
         frozenset({"mlp_type", "norm_type"}),
-        writes={"use_bias": lambda s: s.network.up_bias},
+        field_writers={"use_bias": lambda s: s.network.up_bias},
         modules={"up_proj": "c_fc", "down_proj": "c_proj"},
-        dropout={
+        dropout_fields={
             "embedding": "embedding_dropout",
             "attention": "attention_dropout",
             "attention_output": "residual_dropout",
             "feed_forward": "residual_dropout",
         },
     ),
-    "jais2": Family(_jais2, ignored=frozenset({"rope_interleaved"})),
+    "jais2": Family(_jais2, ignored_fields=frozenset({"rope_interleaved"})),
 }

@@ -1,6 +1,6 @@
 """Moondream 3: a layer norm, then attention in parallel to a network or experts.
 
-Source: the file in `Family.code`.
+Source: the file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _moondream3(config: Config) -> Table:
     experts = Config(stated_experts, EXPERTS, config.model_type, where="config.text.moe.")
     hidden, depth = text.size("dim"), text.size("n_layers")
     heads, kv_heads = text.size("n_heads"), text.size("n_kv_heads")
-    head_size = text.divided("n_heads", hidden, heads)
+    head_size = text.quotient("n_heads", hidden, heads)
     scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scales:,} parameters",
@@ -64,7 +64,7 @@ def _moondream3(config: Config) -> Table:
     block = layer_table(mixer, dense, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
-    names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
             "vocab_size": text.size("vocab_size"),
@@ -77,19 +77,23 @@ def _moondream3(config: Config) -> Table:
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((names, layer_tables)))
+    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
 
 
 def config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
     section = sections.get(name)
     if section is not None and not isinstance(section, dict):
-        raise config.wrong(f"config.{name}", section, "a table of fields")
+        raise config.error(f"config.{name}", section, "a table of fields")
     return section or {}
 
 
 FAMILIES = {
     "moondream3": Family(
-        _moondream3, generates=True, towers="HfMoondream", tower_file="published_code", code=f"{VLLM}moondream3.py"
+        _moondream3,
+        generates_text=True,
+        tower_class_prefixes="HfMoondream",
+        tower_file="published_code",
+        source=f"{VLLM}moondream3.py",
     ),
 }
