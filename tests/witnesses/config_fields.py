@@ -187,7 +187,7 @@ def fields_asked(config: dict[str, Any]) -> dict[str, Any]:
 
     with mock.patch.object(Config, "__post_init__", post_init):
         read_config(config)
-    return {c.where + name: c.defaults.get(name) for c in configs for name in c.fields_read}
+    return {c.location + name: c.defaults.get(name) for c in configs for name in c.fields_read}
 
 
 def at(config: Mapping[str, Any], path: str) -> Any:

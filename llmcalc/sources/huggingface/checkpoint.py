@@ -15,9 +15,11 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
     Raises `InputError` if its model type is not supported.
     """
-    text = text_model_of(config)[2]
-    types = dict.fromkeys((type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text))
-    base_families = [family_of(name).class_model_type or name for name in types if name in model_types()]
+    text_type = text_model_of(config)[2]
+    class_types = dict.fromkeys(
+        (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
+    )
+    base_families = [family_of(name).class_model_type or name for name in class_types if name in model_types()]
     prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
     family = family_of(base_families[-1])
     stored = _with_unconverted(config, family.unconverted_modules)

@@ -76,7 +76,8 @@ class Config:
 
     data: the parsed JSON.
     defaults: defaults of the family's configuration class, under its own field names.
-    where: the path from the top of the file, for messages (`text_config.`).
+    head: the output head of the class that saved the config.
+    location: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
     unread_aliases: usual names in `aliases` that the family's class does not read; only the family's own name counts.
     fields_read: names of all fields that have been read.
@@ -89,7 +90,7 @@ class Config:
     defaults: Mapping[str, Any]
     model_type: str
     head: HeadKind = "lm"
-    where: str = ""
+    location: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread_aliases: frozenset[str] = frozenset()
     fields_read: set[str] = field(default_factory=set)
@@ -185,7 +186,7 @@ class Config:
             limit = f", at most {maximum}" if is_whole(value) and value > maximum else ""
             raise self.error(self._name_in_config(names), value, expected + limit)
         if value and self._winning_name(self._with_aliases(names)) is None:
-            self.from_defaults[f"{self.where}{names[0]}"] = value
+            self.from_defaults[f"{self.location}{names[0]}"] = value
         return value
 
     def optional_size(self, *names: str) -> int | None:
@@ -242,7 +243,7 @@ class Config:
     def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         table = self.table(name) if self.has(name) else {}
-        return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.location}{name}.")
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
@@ -270,7 +271,7 @@ class Config:
         alias = self.aliases.get(name, name)
         name = self._winning_name((name, alias)) or alias
         problem = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.where}{name}: {problem}; expected {expected}")
+        return InputError(f"{self.location}{name}: {problem}; expected {expected}")
 
     def finish(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
@@ -284,7 +285,7 @@ class Config:
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread_aliases
         parent.unknown += [
-            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates_field(name, value))
+            Unknown(f"{self.location}{name}", value, self._corrected_name(name), self._restates_field(name, value))
             for name, value in sorted(self.data.items())
             if name not in known_fields and not name.startswith("_")
         ]

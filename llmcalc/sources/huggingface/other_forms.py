@@ -88,16 +88,12 @@ def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None 
 def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
     width, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
-    factor = arguments.get("ffn_dim_multiplier")
-    if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
-        raise InputError(f"ffn_dim_multiplier: {shown(factor)}; expected a number above 0, up to 100")
+    ffn_factor = arguments.get("ffn_dim_multiplier")
+    if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
+        raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
     ffn = 4 * width * 2 // 3
-    ffn = ffn if factor is None else int(factor * ffn)
-    config = {
-        **_shared_fields(arguments),
-        "model_type": "llama",
-        "intermediate_size": multiple * ceil(ffn / multiple),
-    }
+    ffn = ffn if ffn_factor is None else int(ffn_factor * ffn)
+    config = {**_shared_fields(arguments), "model_type": "llama", "intermediate_size": multiple * ceil(ffn / multiple)}
     return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
 
 
@@ -174,11 +170,14 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
-    multiple, vocab = _positive_size(arguments, "pad_vocab_size_multiple", 8), _positive_size(arguments, "vocab_size")
+    vocab_multiple, vocab = (
+        _positive_size(arguments, "pad_vocab_size_multiple", 8),
+        _positive_size(arguments, "vocab_size"),
+    )
     expand = _positive_size(ssm, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
-        "vocab_size": multiple * ceil(vocab / multiple),
+        "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
         "hidden_size": width,
         "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "expand": expand,

@@ -419,27 +419,27 @@ EARLIER_LAYER_TYPES = {
 """Earlier name of a kind of layer in `layer_types` → its name (`remap_legacy_layer_types` of transformers)."""
 
 
-def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
-    """Returns each layer's kind from a list in the config, translated by `name_of_type`; `default` without a list.
+def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default_kinds: list[str]) -> list[str]:
+    """Returns each layer's kind from a list in the config, translated by `name_of_type`, or the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.
     """
     field_value = config.get(field)
     if field_value is None:
-        return default
+        return default_kinds
     kind_of_name = {
         **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default)
+    layer_kinds, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     lengths = {depth}
     if field == "layer_types" and is_whole(predicting_layers):
         lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in lengths:
         raise config.error(
-            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(layer_kinds, default)
+            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(layer_kinds, default_kinds)
         )
     return layer_kinds[:depth]
 
@@ -465,21 +465,21 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
 
 
 def sliding_stack(
-    config: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
+    config: Config, default_kinds: list[str], sliding_fields: Table | None = None, full_fields: Table | None = None
 ) -> Table:
-    """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
+    """Returns the stack fields of `full` and `sliding_fields` layers, read from `layer_types`.
 
     Empty without a `sliding_window`.
 
     sliding, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
     window = config.optional_size("sliding_window")
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
     changes: Table = {
         "full": {"attention": full_fields or {}},
-        "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
+        "sliding": {"attention": {"sliding_window": window, **(sliding_fields or {})}},
     }
     return stack_of_variants(changes, layer_kinds)
 
@@ -510,8 +510,12 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default = ["dense" if i < first_dense else "moe" for i in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default) if config.has("mlp_layer_types") else default
+    default_kinds = ["dense" if i < first_dense else "moe" for i in range(depth)]
+    return (
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
+        if config.has("mlp_layer_types")
+        else default_kinds
+    )
 
 
 def prediction(config: Config) -> Table:

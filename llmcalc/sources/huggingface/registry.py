@@ -71,9 +71,7 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
-WRAPPER_CLASSES = {
-    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration"),
-}
+WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration")}
 """Class of a wrapper whose published configs state a model type of many models (`vlm`) → the model type that reads
 them, and its class in `transformers`.
 """
@@ -190,7 +188,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
+    """Returns a config with the family's defaults and aliases. location: that of `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread_aliases)
 
@@ -252,7 +250,9 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     model_types = (
-        model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code
+        model_type
+        for class_prefix, model_type in CODE_CLASSES.items()
+        if name.startswith(class_prefix) or f"/{class_prefix}" in code
     )
     return next(model_types, "") or _type_of_code_fields(config_data)
 
@@ -421,22 +421,22 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)
-    text, name = family.text_type, family.text_section
-    if text is None:
+    wrapped_type, section_name = family.text_type, family.text_section
+    if wrapped_type is None:
         return "", config_data, model_type
-    section = config_data.get(name)
+    section = config_data.get(section_name)
     if section is None and family.text_id_field and config_data.get(family.text_id_field):
         raise InputError(
             f"{family.text_id_field}: {shown(config_data[family.text_id_field])} names the text model, whose sizes are "
-            f"not in this config; expected a {name} with them, or that model's own config"
+            f"not in this config; expected a {section_name} with them, or that model's own config"
         )
     if section is None:
-        return "", {**config_data, "architectures": []} if family.generates_text else config_data, text
+        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
     if not isinstance(section, dict):
-        raise InputError(f"{name}: {shown(section)}; expected a table of fields")
-    text_type = section.get("model_type") or text
+        raise InputError(f"{section_name}: {shown(section)}; expected a table of fields")
+    text_type = section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
-        raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
     text_type = _type_of_code_fields(section) or usual_name(text_type)
     architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
@@ -449,11 +449,11 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         **_fields_from_wrapper(family, config_data),
     }
     if family.is_decoder:
-        fields["architectures"] = [causal_class(text_type, f"{name}.", config_data)]
+        fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_model_of({**fields, "model_type": text_type})
-        return f"{name}.{path}", fields_below, text_type
-    return f"{name}.", fields, text_type
+        return f"{section_name}.{path}", fields_below, text_type
+    return f"{section_name}.", fields, text_type
 
 
 def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:

@@ -83,10 +83,10 @@ def wrapper_class(spec: ModelSpec) -> str:
     """
     decoder, class_names = spec.model_copy(update={"towers": {}}), []
     for model_type, file in FILE_OF.items():
-        text = family_of(model_type).text_type
-        if not text or FILE_OF[text] != file or family_of(text).read_model is None:
+        text_type = family_of(model_type).text_type
+        if not text_type or FILE_OF[text_type] != file or family_of(text_type).read_model is None:
             continue
-        if find_config(decoder, families=[(text, family_of(text))]) is not None:
+        if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
             class_names += wrapper_names(model_type, without_head=False)[:1]
     return class_names[0] if len(class_names) == 1 else ""
 

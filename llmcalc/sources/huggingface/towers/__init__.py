@@ -102,7 +102,9 @@ def _read_section(
     model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
         raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}")
-    config = Config(fields, section.defaults_by_type[model_type], model_type, where=f"{name}.", aliases=section.aliases)
+    config = Config(
+        fields, section.defaults_by_type[model_type], model_type, location=f"{name}.", aliases=section.aliases
+    )
     tower_tables = section.read_tower(Config(wrapper, section.wrapper_defaults, wrapper_type), config, width)
     for tower, table in tower_tables.items():
         try:

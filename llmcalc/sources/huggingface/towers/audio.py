@@ -39,9 +39,9 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
-def _clip_rule(config: Config, merge: int, **fields: int | bool) -> Table:
-    """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
-    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
+def _clip_rule(config: Config, merge_size: int, **fields: int | bool) -> Table:
+    """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
+    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **fields}
 
 
 def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
@@ -110,9 +110,12 @@ def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
-    image = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
+    image_rule = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
-        "image_processor": {**siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True), "image": image},
+        "image_processor": {
+            **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+            "image": image_rule,
+        },
         "image_projector": projector(config.size("hidden_size"), *two_linear_layers(width), **pooling),
     }
 
@@ -254,12 +257,7 @@ WHISPER_DECODER = field_names("""
     """)
 """Fields of Whisper's config that describe its decoder and its training."""
 
-ULTRAVOX: Table = {
-    "stack_factor": 8,
-    "hidden_size": 4096,
-    "projector_act": "swiglu",
-    "projector_ln_mid": False,
-}
+ULTRAVOX: Table = {"stack_factor": 8, "hidden_size": 4096, "projector_act": "swiglu", "projector_ln_mid": False}
 
 WHISPER_NAMES = {
     "hidden_size": "d_model",

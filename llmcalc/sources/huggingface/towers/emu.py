@@ -19,20 +19,22 @@ GROUPS = 32
 def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
     config.require("double_latent", False)
-    base, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
+    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
     attended_levels = _read_numbers(config, "attn_resolutions", least=0)
     hidden = config.size("hidden_size")
     for multiple in multipliers:
-        if base * multiple % GROUPS:
+        if base_channels * multiple % GROUPS:
             raise config.error("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
     for level in {*(level for level in attended_levels if level < len(multipliers)), len(multipliers) - 1}:
-        if base * multipliers[level] != hidden:
-            raise config.error("hidden_size", hidden, f"{base * multipliers[level]}, the channels of level {level}")
+        if base_channels * multipliers[level] != hidden:
+            raise config.error(
+                "hidden_size", hidden, f"{base_channels * multipliers[level]}, the channels of level {level}"
+            )
     tokenizer = {
         "type": "image_tokenizer",
         "in_channels": config.size("in_channels"),
         "out_channels": config.size("out_channels"),
-        "base_channels": base,
+        "base_channels": base_channels,
         "channel_multiplier": multipliers,
         "num_res_blocks": config.size("num_res_blocks"),
         "attn_resolutions": [level for level in attended_levels if level < len(multipliers)],

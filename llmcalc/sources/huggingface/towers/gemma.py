@@ -47,11 +47,13 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
         "norm_placement": "sandwich",
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
-    clamps, merge = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image = {**GEMMA4_BUDGET, "merge": merge}
+    clamps, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
+    image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
     standardize = config.flag("standardize")
-    tower = vision_transformer(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
-    pooling: Table = {"merge": merge, "merged": "mean", "norm": unweighted_norm}
+    tower = vision_transformer(
+        config, block, positions=positions, standardize=standardize, clamps=clamps, image=image_rule
+    )
+    pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
         "embed_vision": projector(config.size("hidden_size"), (width, False, "identity"), **pooling),
@@ -70,14 +72,14 @@ def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table
         "context_left": max(1, config.count(f"{prefix}attention_context_left")),
         "context_right": config.count(f"{prefix}attention_context_right"),
     }
-    kernel = config.size(f"{prefix}conv_kernel_size")
+    kernel_size = config.size(f"{prefix}conv_kernel_size")
     return {
         "type": "conformer",
         "hidden_size": width,
         "subsampling": subsampling,
         "num_hidden_layers": config.size(f"{prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": kernel, "hidden_act": act, "norm": norm},
+        "convolution": {"kernel_size": kernel_size, "hidden_act": act, "norm": norm},
         "feed_forward": mlp(4 * width, act, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
@@ -200,7 +202,7 @@ def _read_pairs(config: Config, name: str) -> list[list[int]]:
     pairs = config.get(name)
     if not isinstance(pairs, list | tuple) or len(pairs) != 2:
         raise config.error(name, pairs, "two pairs of positive whole numbers")
-    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
+    return [_read_pair(Config({name: pair}, {}, config.model_type, location=config.location), name) for pair in pairs]
 
 
 GEMMA4_VISION: Table = {

@@ -60,7 +60,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "temporal_patch_size": config.size("temporal_patch_size"),
         "bias": True,
     }
-    image = {
+    image_rule = {
         "type": "smart_resize",
         "merge": config.size("spatial_merge_size"),
         "min_pixels": LEAST_PIXELS,
@@ -68,15 +68,15 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "frames": config.size("temporal_patch_size"),
         "enlarge": True,
     }
-    tower = vision_transformer(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
-    gated = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
+    tower = vision_transformer(config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **fields)
+    gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,
         "visual_downsample": projector(h, (output_width, True, "identity"), merge=config.size("spatial_merge_size")),
         "visual_merger": projector(
             output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
         ),
-        "visual_network": {**projector(output_width), "maps": gated},
+        "visual_network": {**projector(output_width), "maps": gated_layers},
     }
 
 

@@ -114,9 +114,9 @@ def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     layers = layers_of_features(wrapper)
     linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
-    image = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
+    image_rule = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image,
+        "vision_tower": ENCODERS[config.model_type](config) | image_rule,
         "multi_modal_projector": projector(
             layers * config.size("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
         ),
@@ -133,9 +133,9 @@ def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
-    merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
-    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
-    tokens = patches_per_side(config) ** 2 // merge**2
+    merge_size, image_size = wrapper.size("scale_factor"), config.size("image_size")
+    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge_size)
+    tokens = patches_per_side(config) ** 2 // merge_size**2
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
@@ -184,14 +184,14 @@ def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches."""
     config.require("use_mask_token", False)
     require_one_layer(wrapper)
-    merge = merged_square_side(wrapper, "downsample_ratio")
+    merge_size = merged_square_side(wrapper, "downsample_ratio")
     square_config = config.with_fields(**{name: _square_size(config, name) for name in ("image_size", "patch_size")})
     patches = patches_per_side(square_config) ** 2
-    image = {
+    image_rule = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
-        "tokens": max(patches // merge**2, 1),
+        "tokens": max(patches // merge_size**2, 1),
         "marks": 2,
     }
     positions: Table = {"positions": {"rows": patches + 1}} if config.flag("use_absolute_position_embeddings") else {}
@@ -202,11 +202,11 @@ def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
         stack=final_norm,
         patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
-        image=image,
+        image=image_rule,
         **positions,
     )
     linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge, norm=layernorm(), norm_of="merged")
+    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -256,10 +256,7 @@ LLAVA: Table = {
     "multimodal_projector_bias": True,
     "vision_feature_select_strategy": "default",
 }
-LLAVA_NEXT: Table = {
-    **LLAVA,
-    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-}
+LLAVA_NEXT: Table = {**LLAVA, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
 ONEVISION: Table = {
     **LLAVA,
     "vision_feature_layer": -1,

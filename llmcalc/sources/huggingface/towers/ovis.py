@@ -36,9 +36,9 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
-    merge = config.size("hidden_stride")
-    image = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge}
-    return {**tower, "image": image}
+    merge_size = config.size("hidden_stride")
+    image_rule = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge_size}
+    return {**tower, "image": image_rule}
 
 
 OVIS_TILES = 9
@@ -65,12 +65,12 @@ def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
     fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
     backbone_type = fields.get("model_type", types_by_tokenizer[config.model_type])
-    where = f"{config.where}backbone_config."
+    location = f"{config.location}backbone_config."
     if backbone_type == "siglip_vision_model":
-        backbone = Config(fields, SIGLIP, backbone_type, where=where)
+        backbone = Config(fields, SIGLIP, backbone_type, location=location)
         tower = siglip_encoder(backbone)
     elif backbone_type == "aimv2":
-        backbone = Config(fields, AIMV2, backbone_type, where=where, aliases={"mlp_bias": "use_bias"})
+        backbone = Config(fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
         tower = _aimv2(backbone)
     else:
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
@@ -89,9 +89,9 @@ def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, rows if config.flag("preserve_original_pe") else 0, **rope)
     pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
+    image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
-        "vision_tower": {**tower, "image": image},
+        "vision_tower": {**tower, "image": image_rule},
         **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
     }
 
@@ -136,13 +136,7 @@ AIMV2: Table = {
     "hidden_stride": 1,
     "num_visual_indicator_tokens": 5,
 }
-OVIS: Table = {
-    "vocab_size": 16384,
-    "hidden_stride": 1,
-    "drop_cls_token": False,
-    "depths": None,
-    "backbone_config": {},
-}
+OVIS: Table = {"vocab_size": 16384, "hidden_stride": 1, "drop_cls_token": False, "depths": None, "backbone_config": {}}
 NAVIT: Table = {
     "hidden_size": 1024,
     "intermediate_size": 4096,

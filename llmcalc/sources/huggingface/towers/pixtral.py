@@ -36,11 +36,11 @@ def pixtral_encoder(config: Config) -> Table:
 def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(wrapper)
-    merge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    merger = two_layer_projector(wrapper, h, width, merge=merge, norm=rmsnorm(1e-5))
-    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge}
+    merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
+    merger = two_layer_projector(wrapper, h, width, merge=merge_size, norm=rmsnorm(1e-5))
+    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
     return {
-        "vision_tower": {**pixtral_encoder(config), "image": image},
+        "vision_tower": {**pixtral_encoder(config), "image": image_rule},
         "multi_modal_projector": {**merger, "maps": [{"size": h}, *merger["maps"]]},
     }
 
@@ -49,9 +49,9 @@ def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     linear_layers = ((h, False, "identity"), *two_linear_layers(width, bias=False))
-    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
+    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
     return {
-        "vision_encoder": {**pixtral_encoder(config), "image": image},
+        "vision_encoder": {**pixtral_encoder(config), "image": image_rule},
         "vision_projection": projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
@@ -60,9 +60,9 @@ LLAMA4_TILES = 16
 """The most tiles of an image in the published processors of Llama 4."""
 
 
-def _tile_rule(config: Config, merge: int) -> Table:
+def _tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
-    tokens = max(patches_per_side(config) ** 2 // merge**2, 1)
+    tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
     return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
 
 
@@ -74,8 +74,8 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
     h, adapter_width, output_width = (
         config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim")
     )
-    merge = merged_square_side(config, "pixel_shuffle_ratio")
-    config.require("intermediate_size", h * merge * merge)
+    merge_size = merged_square_side(config, "pixel_shuffle_ratio")
+    config.require("intermediate_size", h * merge_size * merge_size)
     config.require("projector_input_dim", output_width)
     config.require("vision_output_dim", output_width)
     norm = layernorm(config.number("norm_eps"))
@@ -86,11 +86,11 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
         patches={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        image=_tile_rule(config, merge),
+        image=_tile_rule(config, merge_size),
     )
     return {
         "vision_model": tower,
-        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge),
+        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size),
         "multi_modal_projector": projector(output_width, (width, False, "identity")),
     }
 
@@ -100,15 +100,15 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.size("num_key_value_heads")
     config.quotient("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
     attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm(norm))
-    kernel = config.size("conv_kernel_size")
-    if kernel % 2 == 0:
-        raise config.error("conv_kernel_size", kernel, "an odd number")
+    kernel_size = config.size("conv_kernel_size")
+    if kernel_size % 2 == 0:
+        raise config.error("conv_kernel_size", kernel_size, "an odd number")
     mixers: Table = {
-        "conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True},
+        "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
         "full": {"type": "attention", **attention},
     }
-    default = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
-    layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
+    default_kinds = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
     network = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], network, norm)
     layer_changes = {name: {"attention": mixers[name]} for name in dict.fromkeys(layer_kinds)}
@@ -116,11 +116,11 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
     bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers, merge = (
+    linear_layers, merge_size = (
         two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size")),
         config.size("spatial_merge_size"),
     )
-    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge, norm=layernorm(1e-6))
+    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -132,12 +132,12 @@ def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
     eps, h = config.number("rms_norm_eps"), config.size("hidden_size")
     rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    merge = config.size("spatial_merge_size")
-    image = {"type": "smart_resize", "merge": merge, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
+    merge_size = config.size("spatial_merge_size")
+    image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patches=patches, positions={"rows": rows}, image=image)
+    tower = vision_transformer(config, block, patches=patches, positions={"rows": rows}, image=image_rule)
     linear_layers = two_linear_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *linear_layers, merge=merge, norm=rmsnorm(eps))
+    merger = projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     mark_projector = projector(4 * h, (width, True, "identity"), **marker_vectors)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}

@@ -49,17 +49,17 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
 
 def _patch_merger(wrapper: Config, encoder_width: int, *maps: LinearLayer) -> Table:
     """Returns InternVL's projector: a norm on merged patches, and linear layers."""
-    merge = merged_square_side(wrapper, "downsample_ratio")
-    return projector(encoder_width, *maps, merge=merge, norm=layernorm(), norm_of="merged")
+    merge_size = merged_square_side(wrapper, "downsample_ratio")
+    return projector(encoder_width, *maps, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
 def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     wrapper.require("select_layer", -1)
     tokens = max(patches_per_side(config) ** 2 // merged_square_side(wrapper, "downsample_ratio") ** 2, 1)
-    image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
+    image_rule = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
     towers = _read_internvit_chat(wrapper, config, width)
-    towers["vision_model"]["image"] = {**image, "tokens": tokens, "marks": 2}
+    towers["vision_model"]["image"] = {**image_rule, "tokens": tokens, "marks": 2}
     return towers
 
 
@@ -71,8 +71,8 @@ def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
-    text = wrapper.table("llm_config")
-    ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
+    text_config = wrapper.table("llm_config")
+    ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").size("intermediate_size")
     merger = _patch_merger(
         wrapper, config.size("hidden_size"), *two_linear_layers(width, bias=False, inner_width=ffn_width)
     )
@@ -120,7 +120,7 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
     config.require("text_hidden_size", width)
     config.require("temporal_patch_size", 1)
-    norm, h, merge = (
+    norm, h, merge_size = (
         layernorm(config.number("layer_norm_eps")),
         config.size("hidden_size"),
         config.size("spatial_merge_size"),
@@ -136,7 +136,9 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
         patches={"num_channels": config.size("in_channels")},
         class_embedding=True,
     )
-    merger = projector(h, *two_linear_layers(width, inner_width=h * merge * merge), merge=merge, norm=norm)
+    merger = projector(
+        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+    )
     return {"visual": tower, "visual_merger": merger}
 
 
@@ -202,7 +204,7 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", where="projector_config.")
+    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config.")
     fields.require("projector_type", "downsample_mlp_gelu")
     fields.require("token_pooling", False)
     fields.require("n_embed", width)
@@ -220,10 +222,10 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
 def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
-    h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    linear_layers = two_linear_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
+    h, merge_size = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
+    linear_layers = two_linear_layers(width, "silu", bias=False, inner_width=4 * h * merge_size**2)
     tower = siglip_of_rows(config, config.size("num_patches"))
-    return {"vision_embedding": tower, "vision_projector": projector(h, *linear_layers, merge=merge)}
+    return {"vision_embedding": tower, "vision_projector": projector(h, *linear_layers, merge=merge_size)}
 
 
 def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
@@ -231,8 +233,8 @@ def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, network=glu(config), **ROTARY)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True})
-    merge = config.size("downsample_ratio")
-    aligner = projector(config.size("hidden_size"), *two_linear_layers(width), merge=merge, output_marks=3)
+    merge_size = config.size("downsample_ratio")
+    aligner = projector(config.size("hidden_size"), *two_linear_layers(width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
 
 
@@ -307,8 +309,8 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     merging_projector = projector(
         h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
     )
-    gated = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
-    adapter = {**projector(width), "maps": gated, "output_marks": 2}
+    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
+    adapter = {**projector(width), "maps": gated_layers, "output_marks": 2}
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
@@ -348,7 +350,7 @@ def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
     queries = wrapper.size("query_num")
     if str(wrapper.get("version")) in MINICPM_SLICED:
         stated_sizes = wrapper.table("slice_config") if wrapper.has("slice_config") else {}
-        slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", where="slice_config.")
+        slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
         limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
         tower["image"] = {"type": "slices", **limits, "tokens": queries}
     return {
@@ -394,7 +396,7 @@ def _read_moondream(wrapper: Config, config: Config, width: int) -> Table:
     linear_layers = two_linear_layers(width, "gelu_tanh", inner_width=vision_config.size("proj_inner_dim"))
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown += vision_config.unknown
-    tower_config = Config(usual_names, SIGLIP, config.model_type, where=vision_config.where)
+    tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
     tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
     return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *linear_layers, frames=2)}
 
@@ -410,7 +412,7 @@ def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
     """
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
-    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", where=config.where)
+    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
     return {
         "vision_model": clip_encoder(clip_config),
         "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_linear_layers(width), merge=2, input_marks=2),

@@ -77,10 +77,10 @@ def read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
-    window_side = window // merge // patch * merge
+    merge_size, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
+    window_side = window // merge_size // patch * merge_size
     if window_side == 0:
-        raise config.error("window_size", window, f"{merge * patch} or more, the side of merged patches")
+        raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
@@ -149,8 +149,8 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
     wrapper.require("projection_hidden_size", config.size("hidden_size"))
     rows = config.size("pos_emb_height") * config.size("pos_emb_width")
     tower, merger = moonvit(config, rows, width)
-    image = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": {**tower, "image": image}, "mm_projector": merger}
+    image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
+    return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
 
 
 KIMI_PATCHES, KIMI_SIDE = 16384, 512
@@ -162,10 +162,14 @@ def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table,
 
     rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
-    kernel = config.get("merge_kernel_size")
-    if not isinstance(kernel, list | tuple) or [*map(type, kernel)] != [int, int] or not kernel[0] == kernel[1] > 0:
-        raise config.error("merge_kernel_size", kernel, "two equal positive numbers")
-    norm, merge_size, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
+    merged_shape = config.get("merge_kernel_size")
+    if (
+        not isinstance(merged_shape, list | tuple)
+        or [*map(type, merged_shape)] != [int, int]
+        or not merged_shape[0] == merged_shape[1] > 0
+    ):
+        raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
+    norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
@@ -202,9 +206,9 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
     pixels = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image = {"type": "smart_resize", "merge": merge_size, **pixels, "repeats_frames": True}
+    image_rule = {"type": "smart_resize", "merge": merge_size, **pixels, "repeats_frames": True}
     return {
-        "vision_tower": {**tower, "image": image},
+        "vision_tower": {**tower, "image": image_rule},
         "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
         "resampler_temporal": projector(
             merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
@@ -218,7 +222,7 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     merge_size = config.size("spatial_merge_size")
-    image = {
+    image_rule = {
         "type": "smart_resize",
         "merge": merge_size,
         "min_pixels": 4 * 28**2,
@@ -226,7 +230,7 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image)
+    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image_rule)
     linear_layers = two_linear_layers(width, inner_width=projector_width)
     return {
         "vision_tower": tower,

@@ -134,10 +134,10 @@ def require_one_layer(wrapper: Config) -> None:
 
 def patches_per_side(config: Config) -> int:
     """Returns the number of patches along one side of an image of the configured size."""
-    image, patch = config.size("image_size"), config.size("patch_size")
-    if image < patch:
-        raise config.error("image_size", image, f"{patch} or more, which is patch_size")
-    return image // patch
+    image_size, patch_size = config.size("image_size"), config.size("patch_size")
+    if image_size < patch_size:
+        raise config.error("image_size", image_size, f"{patch_size} or more, which is patch_size")
+    return image_size // patch_size
 
 
 def merged_square_side(config: Config, field: str) -> int:
@@ -146,10 +146,10 @@ def merged_square_side(config: Config, field: str) -> int:
     Raises `InputError` if that is no whole number.
     """
     ratio = config.number(field)
-    merge = round(1 / ratio) if ratio > 0 else 0
-    if merge < 1 or merge * ratio != 1:
+    merge_size = round(1 / ratio) if ratio > 0 else 0
+    if merge_size < 1 or merge_size * ratio != 1:
         raise config.error(field, ratio, "1 / a whole number")
-    return merge
+    return merge_size
 
 
 IGNORED = field_names("""

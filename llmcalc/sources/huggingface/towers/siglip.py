@@ -54,8 +54,8 @@ def siglip_of_rows(config: Config, rows: int, has_pooling: bool = False, **atten
 
 def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
-    image = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image}
+    image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image_rule}
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(width))}
 
 
@@ -79,8 +79,8 @@ def _read_gemma3(wrapper: Config, config: Config, width: int) -> Table:
         raise wrapper.error("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
     linear_layers = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
-    image = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
-    return {"vision_tower": {**siglip_encoder(config), "image": image}, "multi_modal_projector": linear_layers}
+    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
+    return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
 
 
 def _read_t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
@@ -118,8 +118,8 @@ def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: i
 
 def _tile_rule(wrapper: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
-    merge = wrapper.size("downsample_factor")
-    tokens = max((patches_per_side(config) // merge) ** 2, 1)
+    merge_size = wrapper.size("downsample_factor")
+    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.size("image_size")
     return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
@@ -157,11 +157,11 @@ def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
     bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
     linear_layers = two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size"))
-    merge = wrapper.size("downsample_factor")
-    image = {"type": "native_tiles", "merge": merge, **LFM2_LIMITS}
+    merge_size = wrapper.size("downsample_factor")
+    image_rule = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {
-        "vision_tower": {**siglip2_encoder(config), "image": image},
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge, **norm_fields),
+        "vision_tower": {**siglip2_encoder(config), "image": image_rule},
+        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, **norm_fields),
     }
 
 
@@ -219,9 +219,7 @@ WRAPPERS = {
         {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27},
     ),
     "video_llama_3": vision_section(
-        _read_video_llama,
-        {"video_llama_3_vision": VIDEO_LLAMA},
-        ignored_fields=frozenset({"rope_parameters"}),
+        _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
     ),
     "videollama3_qwen2": {
         "vision_encoder_config": Section(

@@ -29,7 +29,11 @@ PATCH_SIZE = 14
 def _timm_encoder(wrapper: Config, name: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (encoder_sizes for start, encoder_sizes in TIMM.items() if isinstance(name, str) and name.startswith(start)),
+        (
+            encoder_sizes
+            for name_start, encoder_sizes in TIMM.items()
+            if isinstance(name, str) and name.startswith(name_start)
+        ),
         None,
     )
     if encoder_sizes is None:

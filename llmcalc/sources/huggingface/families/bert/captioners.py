@@ -56,9 +56,6 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "blip_vision_model"},
     ),
     "blip_text_model": Family(
-        _blip_text_model,
-        deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
-        dropout_fields=BERT_DROPOUT,
+        _blip_text_model, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
     ),
 }

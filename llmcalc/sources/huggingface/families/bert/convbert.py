@@ -10,16 +10,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
-from .bert import (
-    BERT_MODULES,
-    OLD,
-    bert_activation,
-    bert_head,
-    bert_score,
-    bert_stack,
-    embedding_size,
-    input_size,
-)
+from .bert import BERT_MODULES, OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
 
 
 def _convbert(config: Config) -> Table:
@@ -30,11 +21,11 @@ def _convbert(config: Config) -> Table:
         raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
     heads = max(1, config.size("num_attention_heads") // ratio)
     config.quotient("num_attention_heads", hidden, 2 * heads)
-    kernel = config.size("conv_kernel_size")
-    if kernel % 2 == 0:
-        raise config.error("conv_kernel_size", kernel, "an odd number: the class adds as many rows as it reads")
+    kernel_size = config.size("conv_kernel_size")
+    if kernel_size % 2 == 0:
+        raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
     block = layer_table(
-        {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
+        {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size},
         _grouped_network(config, hidden),
         layernorm(config.number("layer_norm_eps")),
         "post",
@@ -89,5 +80,5 @@ FAMILIES = {
             "classifier.out_proj": "out_proj | .qa_outputs | .classifier",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -39,5 +39,5 @@ FAMILIES = {
         modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
         quirks=Quirks(makes_mask=EVERY),
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -181,5 +181,5 @@ FAMILIES = {
             "classifier": "classifier | discriminator_predictions | qa_outputs",
         },
         dropout_fields=DROPOUT,
-    ),
+    )
 }

@@ -70,9 +70,7 @@ CHUNKS = Deviation(
     class_op=_chunked_op,
 )
 
-WINDOW_WRITES: Writes = {
-    "attention_window": lambda s: [window - 1 for window in s.windows if window is not None],
-}
+WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}
 
 MODULES: Modules = {
     **ROBERTA_MODULES,
@@ -91,5 +89,5 @@ FAMILIES = {
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -98,5 +98,5 @@ FAMILIES = {
             "entities.prediction.decoder": "decoder + bias",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

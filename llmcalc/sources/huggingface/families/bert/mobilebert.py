@@ -34,16 +34,12 @@ def _mobilebert(config: Config) -> Table:
         "bottleneck_size": width,
         "num_feedforward_networks": config.size("num_feedforward_networks"),
     }
-    stack = {
-        "position": bert_positions(config),
-        "embedding_norm": norm,
-        **token_types(config.count("type_vocab_size")),
-    }
+    stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     trigrams = config.flag("trigram_input")
     model: Table = {}
     if trigrams or embedding != hidden:
-        kernel = 3 if trigrams else 1
-        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel}
+        kernel_size = 3 if trigrams else 1
+        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
     head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden, "more_columns")}
     has_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
@@ -92,5 +88,5 @@ FAMILIES = {
             "lm_head.more_columns": "dense",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -22,8 +22,8 @@ def _neomme(config: Config) -> Table:
     kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    default = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    default_kinds = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if "full" not in layer_kinds:
         raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
@@ -95,11 +95,11 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
             raise config.error("per_layer_config", table, "the sliding_window of some layers")
         stated_fields[int(name)] = fields.get("sliding_window", short_distance)
     distances: list[int | None] = []
-    sliding = 0
+    sliding_count = 0
     for i, layer_kind in enumerate(layer_kinds):
-        is_long = layer_kind == "sliding" and sliding % 2 == 1
+        is_long = layer_kind == "sliding" and sliding_count % 2 == 1
         default = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
-        sliding += layer_kind == "sliding"
+        sliding_count += layer_kind == "sliding"
         distance = stated_fields.get(i, short_distance) if is_in_list else default
         if (distance is None) != (layer_kind == "full") or (
             distance is not None and not (is_whole(distance) and distance > 0)
@@ -127,6 +127,4 @@ MODULES: Modules = {
     "projection.proj": "proj",
 }
 
-FAMILIES = {
-    "neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES),
-}
+FAMILIES = {"neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES)}

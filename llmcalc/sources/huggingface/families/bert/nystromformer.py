@@ -82,11 +82,11 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
     A question-answering head has two scores, whatever the number of labels.
     """
     block = bert_block(config)
-    kernel = config.optional_size(field)
-    if kernel is not None:
-        if kernel % 2 == 0:
-            raise config.error(field, kernel, "an odd number: the class adds as many rows as it reads")
-        block["attention"]["value_convolution"] = {"conv_kernel_size": kernel}
+    kernel_size = config.optional_size(field)
+    if kernel_size is not None:
+        if kernel_size % 2 == 0:
+            raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
+        block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
     rows = config.size("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
     activation = bert_activation(config)

@@ -135,5 +135,5 @@ FAMILIES = {
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
-    ),
+    )
 }

@@ -86,13 +86,7 @@ def _position(config: Config) -> Table:
         raise config.error("axial_pos_shape", shape, "two positive whole numbers")
     if len(widths) != 2 or sum(widths) != hidden or 0 in widths:
         raise config.error("axial_pos_embds_dim", widths, f"two positive whole numbers whose sum is {hidden}")
-    return {
-        "type": "axial",
-        "rows": shape[0],
-        "columns": shape[1],
-        "row_size": widths[0],
-        "column_size": widths[1],
-    }
+    return {"type": "axial", "rows": shape[0], "columns": shape[1], "row_size": widths[0], "column_size": widths[1]}
 
 
 MODULES: Modules = {
@@ -122,5 +116,5 @@ FAMILIES = {
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
-    ),
+    )
 }

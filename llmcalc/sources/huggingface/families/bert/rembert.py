@@ -13,16 +13,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
-from .bert import (
-    BERT_MODULES,
-    OLD,
-    SECOND_BIAS,
-    bert_activation,
-    bert_block,
-    bert_head,
-    bert_score,
-    bert_stack,
-)
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from .....algebra import Number

@@ -52,5 +52,5 @@ FAMILIES = {
             "input_features.proj": "embeddings.map_inputs_layer",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

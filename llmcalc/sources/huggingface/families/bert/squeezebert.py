@@ -75,5 +75,5 @@ FAMILIES = {
             "mlp_post_norm": "output.layernorm",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -32,9 +32,7 @@ def _ultrabert(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
     mixer = attention(
-        config,
-        position=rope(config, layer_kind="full_attention"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        config, position=rope(config, layer_kind="full_attention"), **biases(config.flag("attention_bias"), *QKVO)
     )
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}

@@ -85,5 +85,5 @@ FAMILIES = {
             "adapter_down_proj": "dense2",
         },
         dropout_fields=BERT_DROPOUT,
-    ),
+    )
 }

@@ -38,8 +38,8 @@ def routed_experts(
     other_names: other names that the class accepts for n_routed_experts.
     """
     width = config.size("moe_intermediate_size")
-    shared_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
-    shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
+    shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
+    shared_expert = glu(config, shared_bias, width * shared_expert_count) if shared_expert_count else None
     return moe(
         config.size("n_routed_experts", *other_names),
         config.size("num_experts_per_tok"),
@@ -111,11 +111,14 @@ def _mistral4(config: Config) -> Table:
 def _glm4_moe_lite(config: Config) -> Table:
     if not config.has("mlp_layer_types"):
         config.require("first_k_dense_replace", 1)
-    latent = latent_attention(
+    attention_table = latent_attention(
         config, qk_rope_head_dim=config.size("qk_rope_head_dim", "head_dim")
     )  # head_dim is another name for it in the class
     return deepseek_decoder(
-        config, latent, routed_experts(config, **SIGMOID), dense_or_moe(config, config.size("num_hidden_layers"), 1)
+        config,
+        attention_table,
+        routed_experts(config, **SIGMOID),
+        dense_or_moe(config, config.size("num_hidden_layers"), 1),
     )
 
 
@@ -174,10 +177,7 @@ FAMILIES = {
     "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, class_model_type="deepseek_v3"),
     "kimi_k25": Family(None, text_type="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
-        _mistral4,
-        {"moe_layer_freq": 1, "mlp_bias": False},
-        ROUTING | {"sliding_window"},
-        field_writers=LATENT_WRITES,
+        _mistral4, {"moe_layer_freq": 1, "mlp_bias": False}, ROUTING | {"sliding_window"}, field_writers=LATENT_WRITES
     ),
     "glm4_moe_lite": Family(
         _glm4_moe_lite,

@@ -30,7 +30,7 @@ def _unlimited_ocr_text(config: Config) -> Table:
 
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
     """
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     window = config.size("sliding_window")
     layer_kinds = config.get("layer_types")
     if layer_kinds is not None and len(config.texts("layer_types")) != depth:
@@ -40,25 +40,17 @@ def _unlimited_ocr_text(config: Config) -> Table:
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
-    default = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
+    default_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds))
 
 
 FAMILIES = {
     "deepseek_ocr2": Family(
         None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
-    "deepseek_ocr2_text": Family(
-        _deepseek_ocr2_text,
-        {"moe_layer_freq": 1},
-        ROUTING | {"first_k_dense_replace"},
-    ),
+    "deepseek_ocr2_text": Family(_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING | {"first_k_dense_replace"}),
     "unlimited_ocr": Family(
         None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
-    "unlimited_ocr_text": Family(
-        _unlimited_ocr_text,
-        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
-        ROUTING,
-    ),
+    "unlimited_ocr_text": Family(_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING),
 }

@@ -89,7 +89,7 @@ def _rotary_dims(config: Config) -> int:
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
+    rates = Config(table, {}, config.model_type, config.head, f"{config.location}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {
         layer_kind: config.size(name) if config.has(name) else rates.size(layer_kind)
@@ -102,13 +102,13 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the MTP module's.
     """
-    default = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
+    default_kinds = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
-        ratios = config.sizes("compress_ratios")
-        if len(ratios) < depth or not {*ratios} <= {*RATIOS}:
-            raise config.error("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
-        default = [RATIOS[ratio] for ratio in ratios[:depth]]
-    return listed_kinds(config, "layer_types", KINDS, default)
+        compression_ratios = config.sizes("compress_ratios")
+        if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
+            raise config.error("compress_ratios", compression_ratios, f"{depth} times 0, 4 or 128")
+        default_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]
+    return listed_kinds(config, "layer_types", KINDS, default_kinds)
 
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
@@ -208,5 +208,5 @@ FAMILIES = {
             "mlp": "ffn",
             "lm_head": "head",
         },
-    ),
+    )
 }

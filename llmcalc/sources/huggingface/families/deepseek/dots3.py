@@ -60,8 +60,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     windows = config.flag("use_sliding_window")
-    default = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", RANGES, default)
+    default_kinds = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
     return [name if name == "sliding" else full_kind for name in layer_kinds]
@@ -69,14 +69,14 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 def _network_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
-    first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
+    first_expert_layer, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
     expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:
         raise config.error("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
     period = config.size("moe_layer_freq") if expert_flags is None else 1
     has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
-    default = ["moe" if i >= first_moe and has_experts[i] else "dense" for i in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
+    default_kinds = ["moe" if i >= first_expert_layer and has_experts[i] else "dense" for i in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
 
 
 def _window_size(config: Config) -> int:
@@ -89,13 +89,13 @@ def _window_sizes(config: Config) -> Table:
     if saved_config is not None:
         layers = config.table("per_layer_config")
         first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
-        section = Config(first_fields, {}, config.model_type, where=f"{config.where}per_layer_config.")
+        section = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
     latent_sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
-    rotary = config.optional_size("swa_qk_rope_head_dim")
-    if rotary is None:
-        rotary = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
-    return {**latent_sizes, "qk_rope_head_dim": rotary}
+    rotary_dim = config.optional_size("swa_qk_rope_head_dim")
+    if rotary_dim is None:
+        rotary_dim = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
+    return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 
 def _float32_cache(op: Op) -> Op:

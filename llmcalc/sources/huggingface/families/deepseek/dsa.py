@@ -60,11 +60,11 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.error("index_topk_pattern", pattern, f"{depth} times F or S")
         return pattern_kinds
-    default = ["full"] * depth
+    default_kinds = ["full"] * depth
     if not config.has("indexer_types"):
         period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
-    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
+        default_kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
 
 
 def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
@@ -91,14 +91,14 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
 def _axk2(config: Config) -> Table:
     """Reads A.X-K2, whose norm before a dense FFN has no gate."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    first_moe, period = (
+    first_expert_layer, period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default = ["moe" if i >= first_moe and i % period == 0 else "dense" for i in range(depth)]
+    default_kinds = ["moe" if i >= first_expert_layer and i % period == 0 else "dense" for i in range(depth)]
     networks, experts = (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default),
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
         routed_experts(config, **SIGMOID),
     )
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
@@ -122,11 +122,7 @@ DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
 
 FAMILIES = {
     "deepseek_v32": Family(
-        _deepseek_v32,
-        {"moe_layer_freq": 1},
-        ROUTING,
-        field_writers=LATENT_WRITES,
-        modules=DSA_MODULES,
+        _deepseek_v32, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES, modules=DSA_MODULES
     ),
     "glm_moe_dsa": Family(
         _glm_moe_dsa,

@@ -80,12 +80,7 @@ def _minimax_m2(config: Config) -> Table:
 
 
 FAMILIES = {
-    "glm4_moe": Family(
-        _glm4_moe,
-        {"moe_layer_freq": 1},
-        ROUTING,
-        field_writers=PARTIAL_ROTARY,
-    ),
+    "glm4_moe": Family(_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
     "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
     "minimax_m2": Family(
         _minimax_m2,

@@ -55,20 +55,20 @@ def _glm5_next_text(config: Config) -> Table:
         raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
     config.size("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
-    topk, pool = config.size("index_topk"), config.size("index_kpool")
-    config.quotient("index_kpool", topk, pool)
+    selected_tokens, pool = config.size("index_topk"), config.size("index_kpool")
+    config.quotient("index_kpool", selected_tokens, pool)
     indexer = {
         "type": "pooled",
         "index_n_heads": config.size("index_n_heads"),
         "index_head_dim": config.size("index_head_dim"),
-        "index_topk": topk,
+        "index_topk": selected_tokens,
         "index_kpool": pool,
     }
-    latent: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
+    latent_fields: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
     mixers: Table = {
         "linear": _linear_attention(config),
-        "full": _latent_attention(config, indexer, latent),
-        "shared": _latent_attention(config, {**indexer, "shared": True}, latent),
+        "full": _latent_attention(config, indexer, latent_fields),
+        "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
     }
     networks = dense_or_moe(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
@@ -126,11 +126,11 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
+    default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
     choices = indexer_kinds(config, depth)
     mixers = [
         choice if mixer == "indexed" else mixer
-        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default), choices, strict=True)
+        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
     ]
     for i, mixer in enumerate(mixers):
         if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):

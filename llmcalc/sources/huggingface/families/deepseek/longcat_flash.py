@@ -111,5 +111,5 @@ FAMILIES = {
             "experts.zero_experts": "gate_up_proj",
             "router": "router.classifier",
         },
-    ),
+    )
 }

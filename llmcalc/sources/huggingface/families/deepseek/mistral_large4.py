@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _mistral_large4_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    rotary = config.size("qk_rope_head_dim")
+    rotary_dim = config.size("qk_rope_head_dim")
     indexer = {
         **{field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
         "input_norm": layernorm(1e-6),
@@ -34,7 +34,7 @@ def _mistral_large4_text(config: Config) -> Table:
         "nope": {
             "mla_use_nope": True,
             "qk_rope_head_dim": 0,
-            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary,
+            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary_dim,
         },
     }
     choices = indexer_kinds(config, depth)

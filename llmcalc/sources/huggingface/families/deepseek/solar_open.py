@@ -57,7 +57,7 @@ def _mellum(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    sliding = {
+    sliding_attention = {
         "position": rope(config, layer_kind="sliding_attention"),
         **({} if window is None else {"sliding_window": window}),
     }
@@ -73,7 +73,7 @@ def _mellum(config: Config) -> Table:
         block,
         norm,
         stack=combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding}}), (networks, layer_tables)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (networks, layer_tables)
         ),
     )
 

@@ -30,8 +30,8 @@ def _dflash(config: Config) -> Table:
     }
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     if "sliding" in layer_kinds:
-        sliding = {"attention": {"sliding_window": config.size("sliding_window")}}
-        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding}))
+        sliding_layer = {"attention": {"sliding_window": config.size("sliding_window")}}
+        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.add("sliding_window")
         stack = {}

@@ -51,8 +51,8 @@ def _eagle3(config: Config) -> Table:
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
-    normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
-    mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
+    qk_norms = qk_norm(norm) if config.flag("use_qk_norm") else {}
+    mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **qk_norms)
     block: Table = layer_table(mixer, glu(config), norm)
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
     target_width = config.optional_size("target_hidden_size") or hidden
@@ -128,10 +128,7 @@ FAMILIES = {
         source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
-        _eagle3,
-        EAGLE3,
-        IGNORED,
-        source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py",
+        _eagle3, EAGLE3, IGNORED, source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py"
     ),
     "peagle": Family(
         _eagle3,

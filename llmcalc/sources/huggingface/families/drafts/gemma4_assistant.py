@@ -40,7 +40,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     stated_config.require("num_kv_shared_layers", 0, stated_config.size("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
     is_wide = stated_config.flag("use_double_wide_mlp")
-    text = typed_config(
+    text_config = typed_config(
         {**fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
         draft_type,
         family,
@@ -48,9 +48,9 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
         "text_config.",
     )
     assert family.read_model is not None
-    table = {**family.read_model(text), **dropout_of(text, family)}
-    text.finish(family.ignored_fields, config)
-    config.notes += text.notes
+    table = {**family.read_model(text_config), **dropout_of(text_config, family)}
+    text_config.finish(family.ignored_fields, config)
+    config.notes += text_config.notes
     _share_keys_everywhere(table["decoder"], is_wide)
     target_width = config.size("backbone_hidden_size")
     table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
@@ -98,11 +98,7 @@ SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transform
 
 FAMILIES = {
     "gemma4_assistant": Family(
-        _assistant,
-        DEFAULTS,
-        IGNORED,
-        modules=MODULES,
-        source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
+        _assistant, DEFAULTS, IGNORED, modules=MODULES, source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py"
     ),
     "gemma4_unified_assistant": Family(
         _unified_assistant,

@@ -58,10 +58,10 @@ def _afmoe(config: Config) -> Table:
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
     full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
-    sliding = {"position": mixer.pop("position"), **_window_field(config)}
+    sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
-        {"full": {}, "sliding": {"attention": sliding}},
+        {"full": {}, "sliding": {"attention": sliding_attention}},
     )
     networks = _dense_and_expert_networks(
         config,
@@ -77,12 +77,14 @@ def _laguna(config: Config) -> Table:
     config.require("moe_apply_router_weight_on_input", False)
     config.require("gating", True, "per-head", "per-element")
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    gate = "element" if config.get("gating") == "per-element" else "head"
-    if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate}"}:
-        raise config.error("gating_types", config.get("gating_types"), f"per_{gate} for every layer, as gating says")
+    gate_scope = "element" if config.get("gating") == "per-element" else "head"
+    if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
+        raise config.error(
+            "gating_types", config.get("gating_types"), f"per_{gate_scope} for every layer, as gating says"
+        )
     mixer = attention(
         config,
-        output_gate={"per": gate},
+        output_gate={"per": gate_scope},
         num_key_value_heads=config.size("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),

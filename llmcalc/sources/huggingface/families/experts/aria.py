@@ -21,7 +21,7 @@ def _aria(config: Config) -> Table:
     is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
     name = "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     config.fields_read.add("intermediate_size")
-    width, shared_count = config.size(name), config.size("moe_num_shared_experts")
+    width, shared_expert_count = config.size(name), config.size("moe_num_shared_experts")
     expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
         config,
@@ -29,7 +29,7 @@ def _aria(config: Config) -> Table:
             config.size("moe_num_experts"),
             config.size("moe_topk"),
             expert,
-            glu(config, config.flag("mlp_bias"), width * shared_count),
+            glu(config, config.flag("mlp_bias"), width * shared_expert_count),
         ),
     )
 

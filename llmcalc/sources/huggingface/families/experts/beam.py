@@ -38,8 +38,8 @@ def _beam(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    default = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    default_kinds = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     angles = config.data.get("rope_parameters") or {}
     full_layer_changes = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_size("sliding_window")
@@ -63,5 +63,5 @@ FAMILIES = {
         _beam,
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
-    ),
+    )
 }

@@ -72,5 +72,5 @@ FAMILIES = {
             "down_proj": "w2",
         },
         dropout_fields={},
-    ),
+    )
 }

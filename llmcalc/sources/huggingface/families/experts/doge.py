@@ -90,5 +90,5 @@ FAMILIES = {
             "router": "router_gate",
         },
         dropout_fields=HIDDEN_DROPOUT,
-    ),
+    )
 }

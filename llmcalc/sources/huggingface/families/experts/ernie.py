@@ -52,10 +52,12 @@ def _ernie4_5_moe(config: Config) -> Table:
     """
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
-    first_moe = config.count("moe_layer_start_index")
+    first_expert_layer = config.count("moe_layer_start_index")
     interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
-    layer_kinds = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
+    layer_kinds = [
+        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)
+    ]
     return _network_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
@@ -93,11 +95,7 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
     return _network_kinds(
-        config,
-        layer_kinds,
-        widths[0],
-        {},
-        vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},
+        config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
     )
 
 
@@ -121,14 +119,14 @@ def _number_for_text_experts(config: Config, name: str, maximum: int) -> int:
 def _network_kinds(config: Config, layer_kinds: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
-    shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
+    shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
         _number_for_text_experts(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")
         else config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, bias, width * shared_count) if shared_count else None,
+        glu(config, bias, width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,
         **expert_fields,
     )

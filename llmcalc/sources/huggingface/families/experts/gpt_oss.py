@@ -73,9 +73,7 @@ GPT_OSS_MODULES: Modules = {
 
 FAMILIES = {
     "gpt_oss": Family(
-        _gpt_oss,
-        ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
-        modules=GPT_OSS_MODULES,
+        _gpt_oss, ignored_fields=frozenset({"initial_context_length", "experts_per_token"}), modules=GPT_OSS_MODULES
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,

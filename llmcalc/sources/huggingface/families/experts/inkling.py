@@ -33,38 +33,38 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
         "relative_extent": config.size("rel_extent"),
         "conv_kernel_size": config.size("conv_kernel_size"),
     }
-    sliding: Table = {
+    sliding_attention: Table = {
         "num_attention_heads": config.size("swa_num_attention_heads"),
         "num_key_value_heads": config.size("swa_num_key_value_heads"),
         "head_dim": config.size("swa_head_dim"),
         "relative_extent": window,
         "sliding_window": window,
     }
-    return full_attention, sliding
+    return full_attention, sliding_attention
 
 
 def _inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
-    kernel, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
+    kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, width = _network_widths(config)
-    shared_count = config.size("n_shared_experts")
+    shared_expert_count = config.size("n_shared_experts")
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_count),
-        shared_scores={"shared_experts": shared_count},
+        glu(config, width=expert_width * shared_expert_count),
+        shared_scores={"shared_experts": shared_expert_count},
         **SIGMOID,
     )
     networks = _network_kinds(config, depth)
-    dense: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
+    dense_network: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
     block = {
         "type": "convolved",
         "attention": mixer,
-        "feed_forward": dense if "dense" in networks else experts,
+        "feed_forward": dense_network if "dense" in networks else experts,
         "norm": norm,
-        "conv_kernel_size": kernel,
+        "conv_kernel_size": kernel_size,
     }
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     stack = combined_kinds(
@@ -91,8 +91,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     local_layers = {i for i in range(depth) if (i + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.sizes("local_layer_ids"))
-    default = ["sliding" if i in local_layers else "full" for i in range(depth)]
-    return listed_kinds(config, "layer_types", RANGES, default)
+    default_kinds = ["sliding" if i in local_layers else "full" for i in range(depth)]
+    return listed_kinds(config, "layer_types", RANGES, default_kinds)
 
 
 def _network_kinds(config: Config, depth: int) -> list[str]:

@@ -53,5 +53,5 @@ FAMILIES = {
             "k_proj": "kv_proj/2",
             "v_proj": "kv_proj/2",
         },
-    ),
+    )
 }

@@ -54,9 +54,13 @@ def _mimo_v2_flash(config: Config) -> Table:
     window = (
         config.size("sliding_window_size") + 1 if config.has("sliding_window_size") else config.size("sliding_window")
     )
-    sliding = {"num_key_value_heads": 2 * config.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
+    sliding_attention = {
+        "num_key_value_heads": 2 * config.size("num_key_value_heads"),
+        "sinks": True,
+        "sliding_window": window,
+    }
     head_fields = {name: config.size(name) for name in SLIDING} | {
-        "num_key_value_heads": sliding["num_key_value_heads"]
+        "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for name, value in head_fields.items():
         if config.has(f"swa_{name}"):
@@ -74,7 +78,7 @@ def _mimo_v2_flash(config: Config) -> Table:
     _require_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_layers(config, "moe_layer_freq", "moe", networks)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields = {"full": {}, "sliding": {"attention": sliding}}
+    attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     network = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, network)))
 
@@ -112,7 +116,7 @@ FAMILIES = {
         field_writers={
             "num_key_value_heads": lambda s: (
                 s.full_attention.num_key_value_heads or s.full_attention.num_attention_heads
-            ),
+            )
         },
     ),
 }

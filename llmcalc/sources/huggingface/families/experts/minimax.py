@@ -13,9 +13,9 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _minimax(config: Config) -> Table:
-    default = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    default_kinds = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
-    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default), rope(config))
+    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
 
 
 def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:
@@ -69,5 +69,5 @@ FAMILIES = {
             "mlp_post_norm": "",
         },
         earlier_names={"mlp": "block_sparse_moe"},
-    ),
+    )
 }

@@ -65,11 +65,11 @@ def _minimax_m3(config: Config) -> Table:
         field: older_config.size(name) if older_config.has(name) else config.size(field)
         for field, name in OLDER.items()
     }
-    default = ["full"] * depth
+    default_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_kinds = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
-        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default
+        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
     )
     networks = (
         _named_flags(config, "moe_layer_freq", "dense", "moe", depth)

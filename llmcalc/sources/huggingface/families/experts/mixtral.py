@@ -80,9 +80,12 @@ def qwen3_moe(config: Config) -> Table:
         if config.has(name):
             config.require(name, value)
     window, uses_window = config.optional_size("sliding_window"), config.flag("use_sliding_window")
-    normed = qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
-        config, sliding_window=window if uses_window else None, **biases(config.flag("attention_bias"), *QKVO), **normed
+        config,
+        sliding_window=window if uses_window else None,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norms,
     )
     return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
 

@@ -34,16 +34,13 @@ def _step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config,
-        output_gate={"per": "head"},
-        **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.optional_size("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
-    sliding: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
+    sliding_attention: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
     for name, value in (
         ("num_experts", config.size("n_routed_experts")),
         ("n_shared_experts", 1),
@@ -61,7 +58,7 @@ def _step3p5(config: Config) -> Table:
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, mlp_bias), norm)
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
         config, block, norm, stack=combined_kinds((attention_kinds, layer_tables), (networks, network_kinds))

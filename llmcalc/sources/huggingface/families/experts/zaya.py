@@ -45,7 +45,7 @@ def _zaya(config: Config) -> Table:
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config, 0.5, layer_kind="hybrid"),
     }
-    sliding: Table = {"sliding_window": window, "position": rope(config, 0.5, layer_kind="hybrid_sliding")}
+    sliding_attention: Table = {"sliding_window": window, "position": rope(config, 0.5, layer_kind="hybrid_sliding")}
     router: Table = {
         "type": "mlp",
         "router_hidden_size": config.size("router_hidden_size"),
@@ -53,19 +53,14 @@ def _zaya(config: Config) -> Table:
         "skip": True,
         "score_correction": "buffer",
     }
-    experts = moe(
-        config.size("num_experts"),
-        1,
-        glu(config, width=config.size("moe_intermediate_size")),
-        router=router,
-    )
+    experts = moe(config.size("num_experts"), 1, glu(config, width=config.size("moe_intermediate_size")), router=router)
     block = layer_table(mixer, experts, norm, residual_scale=True)
     positions = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
         **combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding}}), (positions, router_fields)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (positions, router_fields)
         ),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
@@ -104,5 +99,5 @@ FAMILIES = {
             "conv_heads": "qkv_proj.conv_qk_grouped",
             "key_scale": "qk_norm.temp",
         },
-    ),
+    )
 }

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import (
-    Table,
-    decoder,
-    glu,
-    moe,
-    rmsnorm,
-    stack_of_layers,
-)
+from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
 from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma4 import TOWER_MODULES, gemma4_attention, head_sizes
 
@@ -39,13 +32,7 @@ def _diffusion_gemma_text(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
-    block: Table = {
-        "type": "gemma4",
-        "attention": mixer,
-        "feed_forward": experts,
-        "dense": dense_network,
-        "norm": norm,
-    }
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_network, "norm": norm}
     layers = [
         (layer_kind, {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window)}})
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)

@@ -33,8 +33,8 @@ from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
 
 def _embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    default = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    default_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
         config,

@@ -97,7 +97,7 @@ def _gemma3(config: Config) -> Table:
         config,
         mixer,
         "sandwich",
-        sliding_stack(config, layer_kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
+        sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}}),
     )
 
 
@@ -111,10 +111,7 @@ FAMILIES = {
     "gemma2": Family(_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
     "vaultgemma": Family(_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
-        _gemma3,
-        {"sliding_window_pattern": 6},
-        IGNORED | {"hidden_act"},
-        field_writers=LOCAL_THETA_WRITES,
+        _gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
     ),
     "gemma3": Family(None, text_type="gemma3_text", tower_file="siglip", write_tower_sections=gemma3_sections),
     "shieldgemma2": Family(None, text_type="gemma3_text", tying_source="either", tower_file="siglip"),

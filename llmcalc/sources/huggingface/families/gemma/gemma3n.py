@@ -74,13 +74,13 @@ def _gemma3n(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
     )  # fmt: skip
     feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
-    gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
+    per_layer_gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
         "attention": mixer,
         "feed_forward": feed_forward,
         "norm": norm,
-        "per_layer_input": gate,
+        "per_layer_input": per_layer_gate,
         "laurel_rank": config.size("laurel_rank"),
         "altup_num_inputs": streams,
     }

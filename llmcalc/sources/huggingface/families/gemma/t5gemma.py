@@ -150,7 +150,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, layer_kinds, sliding=local_attention_fields),
+        **sliding_stack(config, layer_kinds, sliding_fields=local_attention_fields),
     }
 
 

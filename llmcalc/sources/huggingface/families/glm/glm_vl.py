@@ -64,9 +64,7 @@ FAMILIES = {
     ),
     "glm_ocr": Family(None, text_type="glm_ocr_text", tying_source="either", tower_file="glm"),
     "glm_ocr_text": Family(
-        _glm_ocr_text,
-        {"tie_word_embeddings": False, "head_dim": None},
-        modules={**HALVES_MODULES, **GLM4_MODULES},
+        _glm_ocr_text, {"tie_word_embeddings": False, "head_dim": None}, modules={**HALVES_MODULES, **GLM4_MODULES}
     ),
     "glm4v_moe": Family(None, text_type="glm4v_moe_text", tying_source="either", tower_file="glm"),
     "glm4v_moe_text": Family(

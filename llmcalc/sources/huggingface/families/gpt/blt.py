@@ -167,5 +167,5 @@ FAMILIES = {
         ignored_fields=frozenset({"max_position_embeddings"}),
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
-    ),
+    )
 }

@@ -34,11 +34,7 @@ def _cpmant(config: Config) -> Table:
         norm,
     )
     stack = {
-        "streams": {
-            "type": "prompt_tokens",
-            "prompt_types": prompts,
-            "prompt_length": config.size("prompt_length"),
-        },
+        "streams": {"type": "prompt_tokens", "prompt_types": prompts, "prompt_length": config.size("prompt_length")},
         "token_types": {"type_vocab_size": segments},
         "relative_bias": {
             "num_attention_heads": heads,
@@ -87,5 +83,5 @@ FAMILIES = {
             "norm": "encoder.output_layernorm",
         },
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
-    ),
+    )
 }

@@ -47,5 +47,5 @@ FAMILIES = {
             "down_proj": "2",
         },
         dropout_fields={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
-    ),
+    )
 }

@@ -84,10 +84,7 @@ def _gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
-        **_choice_head(config),
-    }
+    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
 
 
 def _gpt_bigcode(config: Config) -> Table:

@@ -58,11 +58,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
     "kosmos_2_text_model": Family(
-        _kosmos2,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=MODULES,
-        dropout_fields=BART_DROPOUT,
+        _kosmos2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
     ),
     "kosmos-2.5": Family(
         None,
@@ -71,10 +67,6 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
     "kosmos_2_5_text_model": Family(
-        _kosmos2_5,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=MODULES,
-        dropout_fields=BART_DROPOUT,
+        _kosmos2_5, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
     ),
 }

@@ -20,24 +20,24 @@ def _phi3(config: Config) -> Table:
 
 def _phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
+    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
 def _persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
-    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
+    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     mixer = attention(
-        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **normed
+        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
     )
     side_by_side = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
     return decoder(
@@ -50,11 +50,7 @@ def _stablelm(config: Config) -> Table:
 def _starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
     mixer = attention(config, sliding_window=config.optional_size("sliding_window"), **biases(bias, *QKVO))
-    return decoder(
-        config,
-        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm),
-        norm,
-    )
+    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm)
 
 
 def _jais2(config: Config) -> Table:

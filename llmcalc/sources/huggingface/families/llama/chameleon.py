@@ -16,10 +16,7 @@ def _chameleon(config: Config) -> Table:
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config,
-        head_dim=None,
-        **biases(config.get("attention_bias") is True, *QKVO),
-        **qk_norm(layernorm(), "per_head"),
+        config, head_dim=None, **biases(config.get("attention_bias") is True, *QKVO), **qk_norm(layernorm(), "per_head")
     )
     placement = "output" if config.get("swin_norm") is True else "pre"
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
@@ -33,5 +30,5 @@ FAMILIES = {
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
-    ),
+    )
 }

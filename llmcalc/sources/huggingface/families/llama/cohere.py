@@ -56,8 +56,8 @@ def _layer_norm(config: Config) -> Table:
 
 def _cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    normed = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
-    return _parallel_decoder(config, attention(config, **_attention_biases(config), **normed), glu(config), norm)
+    qk_norms = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    return _parallel_decoder(config, attention(config, **_attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _cohere2(config: Config) -> Table:
@@ -83,20 +83,20 @@ def _cohere2_moe(config: Config) -> Table:
     dense_period = config.size("prefix_dense_sliding_window_pattern")
     period = config.optional_size("sliding_window_pattern") or 4
     window = config.optional_size("sliding_window")
-    default = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     network_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
         ["dense"] * dense_layers + ["sparse"] * (depth - dense_layers),
     )
-    shared_count = config.count("num_shared_experts")
+    shared_expert_count = config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=shared_count * config.size("intermediate_size")) if shared_count else None,
+        glu(config, width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
     dense_network = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}

@@ -30,6 +30,4 @@ def _diffllama(config: Config) -> Table:
     )
 
 
-FAMILIES = {
-    "diffllama": Family(_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"})),
-}
+FAMILIES = {"diffllama": Family(_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}

@@ -77,5 +77,5 @@ FAMILIES = {
             "adapter.mlp_pre_norm": "ff.norm",
             "adapter.mlp_gate": "gate_ffw",
         },
-    ),
+    )
 }

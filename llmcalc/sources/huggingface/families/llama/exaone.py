@@ -67,12 +67,12 @@ def _exaone_moe(config: Config) -> Table:
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
-    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=width * shared_count) if shared_count else None,
+        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     variants: Table = {}
@@ -107,8 +107,5 @@ IGNORED = field_names(
 
 FAMILIES = {
     "exaone4": Family(_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
-    "exaone_moe": Family(
-        _exaone_moe,
-        ignored_fields=IGNORED | {"first_last_k_dense_replace"},
-    ),
+    "exaone_moe": Family(_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
 }

@@ -48,5 +48,5 @@ FAMILIES = {
             "mlp.gate_proj": "mlp.gate_up_proj",
             "mlp.up_proj": "mlp.gate_up_proj",
         },
-    ),
+    )
 }

@@ -27,7 +27,7 @@ def _idefics(config: Config) -> Table:
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
     width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
-    image: Table = {
+    image_layer: Table = {
         "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
@@ -35,7 +35,7 @@ def _idefics(config: Config) -> Table:
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
     layer_kinds = (["image"] + ["block"] * interval) * (depth // interval)
-    stack = {"variants": {"image": image}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
+    stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
     vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
 
@@ -83,5 +83,5 @@ FAMILIES = {
             "mlp_pre_norm": "post_attention_layernorm",
         },
         dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
-    ),
+    )
 }

@@ -104,11 +104,7 @@ FAMILIES = {
         ),
     ),
     "mistral": Family(_mistral, field_writers=WINDOW),
-    "qwen2": Family(
-        _qwen2,
-        {"head_dim": None},
-        frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
-    ),
+    "qwen2": Family(_qwen2, {"head_dim": None}, frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"})),
     "qwen3": Family(_qwen3),
     "cwm": Family(_cwm),
 }

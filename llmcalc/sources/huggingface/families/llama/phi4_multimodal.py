@@ -66,5 +66,5 @@ FAMILIES = {
             "towers.convolution.out_proj": "ext_pw_conv_1d",
         },
         tower_file="audio",
-    ),
+    )
 }

@@ -40,11 +40,7 @@ def _sliding_decoder(config: Config) -> Table:
     window = config.optional_size("sliding_window")
     block = layer_table(
         attention(config, sliding_window=window),
-        {
-            "intermediate_size": width // 2,
-            "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-            "gated": True,
-        },
+        {"intermediate_size": width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},
         norm,
     )
     return decoder(config, block, norm)

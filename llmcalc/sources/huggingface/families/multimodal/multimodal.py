@@ -84,10 +84,7 @@ FAMILIES = {
         },
     ),
     "deepseek_vl": Family(
-        None,
-        text_type="llama",
-        tower_file="llava",
-        modules={"towers.map_1": "linear1", "towers.map_2": "linear2"},
+        None, text_type="llama", tower_file="llava", modules={"towers.map_1": "linear1", "towers.map_2": "linear2"}
     ),
     "qianfan_ocr": Family(None, text_type="qwen3", tower_file="llava"),
     "video_llama_3": Family(
@@ -141,9 +138,6 @@ FAMILIES = {
         for kind, text in (("colpali", "paligemma"), ("colqwen2", "qwen2_vl"), ("colmodernvbert", "modernvbert"))
     },
     "moss_transcribe_diarize": Family(
-        None,
-        text_type="qwen3",
-        tower_file="audio",
-        modules={"towers.multi_modal_projector.out_norm": "norm"},
+        None, text_type="qwen3", tower_file="audio", modules={"towers.multi_modal_projector.out_norm": "norm"}
     ),
 }

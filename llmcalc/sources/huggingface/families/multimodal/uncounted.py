@@ -31,9 +31,7 @@ FAMILIES = {
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
     "janus": Family(
-        None,
-        text_type="llama",
-        uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"},
+        None, text_type="llama", uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"}
     ),
     "deepseek_vl_hybrid": Family(
         None,

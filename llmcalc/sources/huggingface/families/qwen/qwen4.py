@@ -92,15 +92,15 @@ def _qwen4(config: Config) -> Table:
 def _indexer(config: Config, norm: Table) -> Table:
     """Returns the indexer, which every layer with attention has."""
     config.require("indexer_kv_heads", 1)
-    budget, ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
-    if budget % ratio:
-        raise config.error("indexer_budget", budget, f"a multiple of indexer_compress_ratio {ratio}")
+    budget, compression_ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
+    if budget % compression_ratio:
+        raise config.error("indexer_budget", budget, f"a multiple of indexer_compress_ratio {compression_ratio}")
     return {
         "type": "mean_indexer",
         "index_n_heads": config.size("indexer_n_heads"),
         "index_head_dim": config.size("indexer_head_dim"),
-        "index_block_size": ratio,
-        "index_topk_blocks": budget // ratio,
+        "index_block_size": compression_ratio,
+        "index_topk_blocks": budget // compression_ratio,
         "norm": norm,
     }
 
@@ -115,7 +115,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
         (longest_ngram - 1) * heads_per_ngram,
     )
     least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
-    kernel = config.size("ple_conv_kernel_size")
+    kernel_size = config.size("ple_conv_kernel_size")
     if not numbers:
         return {}
     if numbers[-1] > config.size("num_hidden_layers"):
@@ -134,7 +134,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
                 "ngram_heads": heads,
                 "ngram_head_dim": width // heads,
                 "streams": streams,
-                "conv_kernel_size": kernel,
+                "conv_kernel_size": kernel_size,
                 "dilation": longest_ngram,
                 "norm": norm,
             }

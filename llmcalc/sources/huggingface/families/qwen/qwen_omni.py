@@ -74,8 +74,6 @@ FAMILIES = {
     ),
     "qwen3_omni_moe_thinker": Family(None, text_type="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
     "qwen3_omni_moe_text": Family(
-        _qwen3_omni_moe_text,
-        {"head_dim": None, "tie_word_embeddings": False},
-        NO_COUNT | OF_ABSENT_LAYERS,
+        _qwen3_omni_moe_text, {"head_dim": None, "tie_word_embeddings": False}, NO_COUNT | OF_ABSENT_LAYERS
     ),
 }

@@ -90,8 +90,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
     }
     period = config.size("full_attention_interval")
-    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
@@ -152,8 +152,8 @@ def linear_attention_config(config: Config, defaults: Table | None = None) -> Co
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
     outside = {name: config.size(field) for name, field in OUTSIDE.items() if name not in stated_config}
-    where = f"{config.where}linear_attn_config."
-    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, where=where)
+    location = f"{config.location}linear_attn_config."
+    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, location=location)
 
 
 def _kimi_linear(config: Config) -> Table:
@@ -189,13 +189,13 @@ def ling_3(config: Config) -> Table:
     bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
-    default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
+    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
     return latent_decoder(
         config,
-        linear,
+        linear_attention,
         latent_attention(config, output_gate={"per": "head"}),
-        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default),
+        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds),
     )
 
 
@@ -214,7 +214,7 @@ def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
     }
 
 
-def latent_decoder(config: Config, linear: Table, full_attention: Table, mixer_kinds: list[str]) -> Table:
+def latent_decoder(config: Config, linear_attention: Table, full_attention: Table, mixer_kinds: list[str]) -> Table:
     """Returns a model with linear or latent attention per layer, and experts after the first layers.
 
     Its class never ties the head.
@@ -222,9 +222,9 @@ def latent_decoder(config: Config, linear: Table, full_attention: Table, mixer_k
     config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
-    mixers = {"linear": {**block, "attention": linear}, "full": {**block, "attention": full_attention}}
-    width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, width=width * shared_count) if shared_count else None
+    mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    shared_expert = glu(config, width=width * shared_expert_count) if shared_expert_count else None
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -251,15 +251,15 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
     Without either, each fourth layer has full attention.
     """
-    default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
+    default_kinds = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
         full_layers, linear_layers = linear_config.sizes("full_attn_layers"), linear_config.sizes("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
             raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
             )
-        default = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
-    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+        default_kinds = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
+    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 
 def _olmo_hybrid(config: Config) -> Table:
@@ -270,7 +270,7 @@ def _olmo_hybrid(config: Config) -> Table:
     key_heads = config.optional_size("linear_num_key_heads") or heads
     value_heads = config.optional_size("linear_num_value_heads") or heads
     key_dim = config.optional_size("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / key_heads)
-    linear = gated_delta_net(
+    linear_attention = gated_delta_net(
         config,
         linear_num_key_heads=key_heads,
         linear_num_value_heads=value_heads,
@@ -285,13 +285,13 @@ def _olmo_hybrid(config: Config) -> Table:
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}
     layer_tables: dict[str, Table] = {
-        "linear": {**common_fields, "attention": linear, "norm_placement": "pre"},
+        "linear": {**common_fields, "attention": linear_attention, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
-    default = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
-    if "full" not in default:
-        default[-1] = "full"
-    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default))
+    default_kinds = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
+    if "full" not in default_kinds:
+        default_kinds[-1] = "full"
+    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds))
     return decoder(config, stack["block"], norm, stack=stack)
 
 

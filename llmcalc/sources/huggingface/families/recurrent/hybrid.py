@@ -72,7 +72,7 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
         "state_size": config.size("mamba_d_state"),
         "n_groups": config.size("mamba_n_groups"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "chunk_size": config.size("mamba_chunk_size"),
@@ -81,7 +81,7 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
     return {
         "type": "mamba2",
         **mamba_fields,
-        **kernel,
+        **convolution,
         "use_bias": has_bias,
         "out_bias": has_bias,
         "hidden_act": activation,
@@ -109,7 +109,7 @@ def _jamba(config: Config) -> Table:
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
@@ -117,7 +117,7 @@ def _jamba(config: Config) -> Table:
     mamba = {
         "type": "mamba",
         **mamba_fields,
-        **kernel,
+        **convolution,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": norm,
     }

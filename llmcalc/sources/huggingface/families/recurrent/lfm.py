@@ -64,10 +64,10 @@ def _lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         width = floor(2 * width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            width_multiple, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
-            if factor * width < 1:
-                raise config.error("block_ffn_dim_multiplier", factor, f"at least 1 / {width}")
-            width = -(-floor(width * factor) // width_multiple) * width_multiple
+            width_multiple, width_factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
+            if width_factor * width < 1:
+                raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {width}")
+            width = -(-floor(width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
     layer_kinds = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
@@ -108,14 +108,14 @@ def _lfm2_moe(config: Config) -> Table:
 
 def _lfm3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
-    gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixer_tables(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
+    mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
         **({} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
     }
-    default = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
+    default_kinds = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
     block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
     stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, layer_kinds)

@@ -154,11 +154,7 @@ FAMILIES = {
         _mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "falcon_mamba": Family(
-        _falcon_mamba,
-        ignored_fields=IGNORED,
-        field_writers=ALONE_WRITES,
-        modules=MAMBA_MODULES,
-        dropout_fields={},
+        _falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "mamba2": Family(
         _mamba2,

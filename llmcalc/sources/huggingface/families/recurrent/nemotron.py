@@ -79,7 +79,7 @@ def _mamba(config: Config) -> Table:
         "state_size": config.size("ssm_state_size"),
         "n_groups": config.size("mamba_n_groups", "n_groups"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv", "conv_kernel"),
         "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias"),
     }
@@ -90,7 +90,7 @@ def _mamba(config: Config) -> Table:
     return {
         "type": "mamba2",
         **mamba_fields,
-        **kernel,
+        **convolution,
         **other_fields,
         "use_bias": has_bias,
         "out_bias": has_bias,
@@ -99,10 +99,10 @@ def _mamba(config: Config) -> Table:
 
 
 def _moe(config: Config, act: str) -> Table:
-    has_bias, latent = config.flag("mlp_bias"), config.optional_size("moe_latent_size")
+    has_bias, latent_width = config.flag("mlp_bias"), config.optional_size("moe_latent_size")
     expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
     shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
-    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
+    latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
         config.size("n_routed_experts"),

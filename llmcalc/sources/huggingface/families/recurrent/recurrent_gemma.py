@@ -83,5 +83,5 @@ FAMILIES = {
             "recurrent_gate": "rg_lru.recurrent_gate_weight + rg_lru.recurrent_gate_bias",
             "recurrent_param": "rg_lru.recurrent_param",
         },
-    ),
+    )
 }

@@ -42,5 +42,5 @@ FAMILIES = {
             "lm_head": "head",
         },
         dropout_fields={},
-    ),
+    )
 }

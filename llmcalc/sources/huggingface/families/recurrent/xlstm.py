@@ -103,5 +103,5 @@ FAMILIES = {
             "mlstm.norm": "multihead_norm",
         },
         dropout_fields={},
-    ),
+    )
 }

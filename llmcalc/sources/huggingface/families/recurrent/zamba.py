@@ -101,12 +101,17 @@ def _zamba(config: Config) -> Table:
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
-    mixer = {"type": "mamba", **mamba_fields, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
+    mixer = {
+        "type": "mamba",
+        **mamba_fields,
+        **convolution,
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
+    }
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))

@@ -19,13 +19,11 @@ def _afm7(config: Config) -> Table:
         raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
     heads = config.size("num_attention_heads")
     hidden = config.size("hidden_size")
-    factor = _network_width_factor(config)
+    width_factor = _network_width_factor(config)
     mixer = attention(
-        config,
-        head_dim=config.quotient("num_heads", hidden, heads),
-        **qk_norm(rmsnorm(1e-5), order="after_rope"),
+        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), order="after_rope")
     )
-    network = {"intermediate_size": int(hidden * factor), "hidden_act": "silu", "gated": True}
+    network = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, network, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
@@ -39,10 +37,10 @@ def _afm7(config: Config) -> Table:
 def _network_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     name = "hidden_dim_scale_factor"
-    factor, hidden = config.number(name), config.size("hidden_size")
-    if not 1 <= hidden * factor <= LARGEST:
-        raise config.error(name, factor, "a number that gives the network a width")
-    return factor
+    width_factor, hidden = config.number(name), config.size("hidden_size")
+    if not 1 <= hidden * width_factor <= LARGEST:
+        raise config.error(name, width_factor, "a number that gives the network a width")
+    return width_factor
 
 
 FAMILIES = {
@@ -57,5 +55,5 @@ FAMILIES = {
         },
         modules={"embed_tokens": "embedding", "norm": "output_norm", "o_proj": "out_proj"},
         source=f"{MLX}afm7.py",
-    ),
+    )
 }

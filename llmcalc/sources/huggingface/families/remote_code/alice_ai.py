@@ -29,7 +29,7 @@ def _alice_ai(config: Config) -> Table:
     heads, head_dim = config.size("linear_num_value_heads"), config.size("linear_value_head_dim")
     config.require("linear_num_key_heads", heads)
     config.require("linear_key_head_dim", head_dim)
-    linear: Table = {
+    linear_attention: Table = {
         "type": "kimi_delta_attention",
         "linear_num_heads": heads,
         "linear_head_dim": head_dim,
@@ -47,12 +47,12 @@ def _alice_ai(config: Config) -> Table:
         **SIGMOID,
     )
     period = config.size("full_attention_interval")
-    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
-    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    base: Table = layer_table(linear, experts, norm)
+    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+    base_layer: Table = layer_table(linear_attention, experts, norm)
     layers = [(kind, changes[kind]) for kind in layer_kinds]
-    return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
+    return block_residual_decoder(config, base_layer, layers, config.size("block_attn_res_block_size"))
 
 
 FAMILIES = {
@@ -74,5 +74,5 @@ FAMILIES = {
         | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
         aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
         source=f"{VLLM}alice_ai.py",
-    ),
+    )
 }

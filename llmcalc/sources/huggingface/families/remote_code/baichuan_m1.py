@@ -15,16 +15,16 @@ from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, 
 def _baichuan_m1(config: Config) -> Table:
     config.require("conv_window", 2)
     depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
-    sliding = {*config.sizes("sliding_window_layers")}
-    if sliding and max(sliding) >= depth:
-        raise config.error("sliding_window_layers", sorted(sliding), f"indices below num_hidden_layers {depth}")
+    sliding_indices = {*config.sizes("sliding_window_layers")}
+    if sliding_indices and max(sliding_indices) >= depth:
+        raise config.error("sliding_window_layers", sorted(sliding_indices), f"indices below num_hidden_layers {depth}")
     norm = rmsnorm(config.number("rms_norm_eps"))
     full_attention = _attention(config, "num_attention_heads", "num_key_value_heads")
     layer_changes: Table = {"full": {}}
-    if sliding:
+    if sliding_indices:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
         layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
-    layer_kinds = ["sliding" if i in sliding else "full" for i in range(depth)]
+    layer_kinds = ["sliding" if i in sliding_indices else "full" for i in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
@@ -55,5 +55,5 @@ FAMILIES = {
             "sliding_window_layers": (),
         },
         source=f"{HUB}baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
-    ),
+    )
 }

@@ -90,5 +90,5 @@ FAMILIES = {
             "vocab_size": "padded_vocab_size",
         },
         source=f"{HUB}THUDM/chatglm3-6b modeling_chatglm.py",
-    ),
+    )
 }

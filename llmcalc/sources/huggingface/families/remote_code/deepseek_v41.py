@@ -56,15 +56,15 @@ def _deepseek_v41_text(config: Config) -> Table:
 
 def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     """Returns the kind of each layer's attention and the fields that it changes."""
-    ratios = config.sizes("compress_ratios")
-    if len(ratios) < depth:
-        raise config.error("compress_ratios", ratios, f"{depth} numbers of tokens per entry, 0 for none")
+    compression_ratios = config.sizes("compress_ratios")
+    if len(compression_ratios) < depth:
+        raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
     sources, choosers = (
         _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    topk, blocks = config.size("index_topk"), _candidate_blocks(config)
+    selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
-    indexer["index_topk"] = topk
+    indexer["index_topk"] = selected_tokens
     candidate_source = config.get("candidate_source_layer_id")
     if candidate_source != -1 and (
         not is_whole(candidate_source) or candidate_source not in config.sizes("index_source_layer_ids")
@@ -74,26 +74,36 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
         )
     layers: list[tuple[str, Table]] = []
     rate_of_source = 0
-    for i, ratio in enumerate(ratios[:depth]):
-        if ratio == 0:
+    for i, compression_ratio in enumerate(compression_ratios[:depth]):
+        if compression_ratio == 0:
             if i in sources or i in choosers:
-                raise config.error("compress_ratios", ratios, f"1 or more for layer {i}, which selects entries")
+                raise config.error(
+                    "compress_ratios", compression_ratios, f"1 or more for layer {i}, which selects entries"
+                )
             layers.append(("local", {}))
             continue
         if i in sources:
-            rate_of_source = ratio
+            rate_of_source = compression_ratio
             if i not in choosers:
                 raise config.error("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
-        elif ratio != rate_of_source:
+        elif compression_ratio != rate_of_source:
             raise config.error(
-                "kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}"
+                "kv_source_layer_ids",
+                sorted(sources),
+                f"a source of {compression_ratio} tokens per entry for layer {i}",
             )
-        changes: Table = {"compress_rate": ratio, "weighted_entries": ratio > 1, "entries_shared": i not in sources}
+        changes: Table = {
+            "compress_rate": compression_ratio,
+            "weighted_entries": compression_ratio > 1,
+            "entries_shared": i not in sources,
+        }
         if i not in choosers:
-            layers.append(("shared", {**changes, "index_topk": topk}))
+            layers.append(("shared", {**changes, "index_topk": selected_tokens}))
             continue
-        if i >= candidate_source >= 0 and ratio != 1:
-            raise config.error("compress_ratios", ratios, f"1 for layer {i}, at or above candidate_source_layer_id")
+        if i >= candidate_source >= 0 and compression_ratio != 1:
+            raise config.error(
+                "compress_ratios", compression_ratios, f"1 for layer {i}, at or above candidate_source_layer_id"
+            )
         fields = (
             {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
         )

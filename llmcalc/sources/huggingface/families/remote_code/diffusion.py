@@ -67,9 +67,7 @@ def _llada(config: Config) -> Table:
 def _llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
-        config,
-        **biases(config.flag("attention_bias"), *QKVO),
-        **(qk_norm(norm) if config.flag("qk_layernorm") else {}),
+        config, **biases(config.flag("attention_bias"), *QKVO), **(qk_norm(norm) if config.flag("qk_layernorm") else {})
     )
     shared_width = config.optional_size("shared_expert_intermediate_size")
     experts = moe(

@@ -80,5 +80,5 @@ FAMILIES = {
             "mlp_post_norm": "post_feedforward_norm",
         },
         source=f"{VLLM}domyn_edge.py",
-    ),
+    )
 }

@@ -29,5 +29,5 @@ FAMILIES = {
         },
         frozenset({"attention_bias", "image_area", "max_window_layers", "sliding_window"}),
         source="https://github.com/baaivision/Emu3.5/blob/main/src/emu3p5/modeling_emu3.py",
-    ),
+    )
 }

@@ -36,8 +36,8 @@ from ..experts.minimax import minimax_decoder
 def _deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
     depth = config.size("num_hidden_layers")
-    first_moe = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
-    layer_kinds = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
+    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
@@ -69,14 +69,14 @@ def ling_rope(config: Config) -> Table:
 
 def ling_experts(config: Config) -> Table:
     width = config.size("moe_intermediate_size")
-    shared_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_count
+    shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=shared_width) if shared_count else None,
+        glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
 
@@ -104,12 +104,12 @@ def _bailing_linear(config: Config) -> Table:
     """
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group, linear = config.size("layer_group_size"), ling_lightning(config, norm)
+    group, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
-    first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
-    networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
+    networks = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
-    block = layer_table(linear, experts, norm)
+    block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
@@ -119,9 +119,9 @@ def _klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
+    dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    layer_kinds = ["dense" if i in dense or (i + 1) % expert_interval else "moe" for i in range(depth)]
+    layer_kinds = ["dense" if i in dense_indices or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
@@ -144,10 +144,10 @@ def _hunyuan(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     width = config.size("intermediate_size")
-    normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
+    qk_norms = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
     period = config.size("cla_share_factor") if config.flag("use_cla") else 1
-    if period > 1 and normed:
+    if period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     network: Table = glu(config)
     if config.size("num_experts") > 1:
@@ -247,16 +247,16 @@ def _minimax_m1(config: Config) -> Table:
 
 def _sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    layer_kinds = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_count
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=shared_width) if shared_count else None,
+        glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
@@ -268,13 +268,13 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
+    rope_flags, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
     window = config.optional_size("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
     norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for rotates, is_windowed in zip(rotary, window_flags, strict=True):
+    for rotates, is_windowed in zip(rope_flags, window_flags, strict=True):
         fields: Table = {} if rotates else {"position": "none"}
         fields |= {"sliding_window": window} if is_windowed and window else {}
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")

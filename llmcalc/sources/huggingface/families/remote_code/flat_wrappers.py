@@ -56,11 +56,11 @@ def _text_of_version(config: Config, first_version: float) -> Table:
 def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the text model of the fields, read under the given model type."""
     family = family_of(model_type)
-    text = typed_config({**fields, "architectures": []}, model_type, family, config.head, config.where)
-    table: Table = family.read_model(text) if family.read_model is not None else {}
-    config.fields_read |= text.fields_read | family.ignored_fields
-    config.notes += text.notes
-    config.from_defaults |= text.from_defaults
+    text_config = typed_config({**fields, "architectures": []}, model_type, family, config.head, config.location)
+    table: Table = family.read_model(text_config) if family.read_model is not None else {}
+    config.fields_read |= text_config.fields_read | family.ignored_fields
+    config.notes += text_config.notes
+    config.from_defaults |= text_config.from_defaults
     return table
 
 
@@ -113,19 +113,19 @@ MINICPM_FIELDS = field_names(
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava(text: str, code: str) -> Family:
-    """Returns the record of a class in LLaVA's code. text: the text model's type.
+def _llava(text_type: str, source: str) -> Family:
+    """Returns the record of a class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
     """
     return Family(
         None,
-        text_type=text,
+        text_type=text_type,
         text_section="llm_cfg",
         tying_source="text",
         uncounted_fields={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
         ignored_fields=LLAVA_FIELDS,
-        source=code,
+        source=source,
     )
 
 

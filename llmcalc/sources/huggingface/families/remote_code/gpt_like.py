@@ -89,11 +89,11 @@ def _phi(config: Config) -> Table:
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
     """
-    heads, rotary = config.size("num_attention_heads"), config.size("rotary_dim")
+    heads, rotary_dim = config.size("num_attention_heads"), config.size("rotary_dim")
     for name in ("n_head_kv", "head_dim"):
         if config.has(name):
             config.require(name, None, heads)
-    position = {"type": "rope", "rotary_dim": rotary}
+    position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     network = plain_ffn(config, "n_inner", "activation_function")
     experts = config.optional_size("num_local_experts")
@@ -176,7 +176,7 @@ def _openelm(config: Config) -> Table:
     depth, width, divisor = config.size("num_hidden_layers"), config.size("hidden_size"), config.size("ffn_dim_divisor")
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.size("head_dim")
-    normed = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
+    qk_norms = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
     queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
     groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
     multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
@@ -198,7 +198,7 @@ def _openelm(config: Config) -> Table:
                         "num_key_value_heads": kv_heads,
                         "head_dim": head_dim,
                         "position": rope(config, theta_name="rope_freq_constant"),
-                        **normed,
+                        **qk_norms,
                     },
                     "feed_forward": {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True},
                 },
@@ -249,20 +249,15 @@ def _nemotron_nas(config: Config) -> Table:
 
 def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
-    location = f"{config.where}block_configs[{layer}]."
-    part_table = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
-    fields = Config(part_table, BLOCK_PART, config.model_type, where=f"{location}{name}.")
+    location = f"{config.location}block_configs[{layer}]."
+    part_table = Config({name: table.get(name)}, {}, config.model_type, location=location).table(name)
+    fields = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{name}.")
     fields.require("replace_with_linear", False)
     fields.require("sparsify", None)
     return fields
 
 
-BLOCK_PART: dict[str, Any] = {
-    "no_op": False,
-    "replace_with_linear": False,
-    "sparsify": None,
-    "window_length": None,
-}
+BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}
 
 COMMON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
 GPT2_NAMES = {

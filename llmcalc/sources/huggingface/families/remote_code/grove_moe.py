@@ -48,5 +48,5 @@ FAMILIES = {
         },
         NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
         source=f"{CODE}/models/qwen3_moe/modeling_qwen3_moe.py",
-    ),
+    )
 }

@@ -52,9 +52,9 @@ def _jet_nemotron(config: Config) -> Table:
 
 def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
-    location = f"{config.where}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, where=location).table(name)
-    return Config(section, defaults, config.model_type, where=f"{location}{name}.")
+    location = f"{config.location}{SECTION}."
+    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(name)
+    return Config(section, defaults, config.model_type, location=f"{location}{name}.")
 
 
 def _jet_block(config: Config, fields: Config) -> Table:
@@ -80,7 +80,7 @@ def _epsilon(fields: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
     value = fields.get("norm_eps")
     try:
-        return Config({"norm_eps": float(value)}, {}, fields.model_type, where=fields.where).number("norm_eps")
+        return Config({"norm_eps": float(value)}, {}, fields.model_type, location=fields.location).number("norm_eps")
     except (TypeError, ValueError):
         raise fields.error("norm_eps", value, "a number") from None
 
@@ -97,5 +97,5 @@ FAMILIES = {
         },
         frozenset({"max_window_layers", "use_mrope"}),
         source="https://github.com/NVlabs/Jet-Nemotron/blob/main/jetai/modeling/hf/modeling_jet_nemotron.py",
-    ),
+    )
 }

@@ -40,26 +40,28 @@ def _k2_horizon(config: Config) -> Table:
         raise config.error("layernorm_num_groups", norm["groups"], "a divisor of hidden_size")
     head_dim = config.size("head_dim")
     config.fields_read |= SPARSE_FIELDS
-    rotary = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
-    if rotary > head_dim or rotary % 2:
-        raise config.error("rope_head_dim", rotary, f"an even number up to head_dim, {head_dim}")
-    gate: Table = {}
+    rotary_dim = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
+    output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
-        gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
+        output_gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
     window = config.optional_size("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,
-        position=rope(config, rotary / head_dim),
+        position=rope(config, rotary_dim / head_dim),
         sliding_window=window,
-        **gate,
+        **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
         **(qk_norm(float32_rmsnorm(eps), scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
-    dense = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    dense_indices = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     step = config.size("decoder_sparse_step")
-    layer_kinds = ["moe" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    layer_kinds = [
+        "moe" if experts and i not in dense_indices and (i + 1) % step == 0 else "dense" for i in range(depth)
+    ]
     sparse = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse})))
 
@@ -124,5 +126,5 @@ FAMILIES = {
         },
         frozenset({"norm_topk_prob", "padding_idx", "router_scaling_factor"}),
         source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/k2_horizon",
-    ),
+    )
 }

@@ -41,13 +41,13 @@ def _xverse(config: Config) -> Table:
     """Reads XVERSE and XVERSE-MoE, which has experts in every layer and one wide FFN for the shared experts."""
     table = _llama(config)
     if config.has("num_experts"):
-        shared_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
+        shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
         width = config.size("intermediate_size")
         table["decoder"]["block"]["feed_forward"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             glu(config),
-            glu(config, width=width * shared_count) if shared_count else None,
+            glu(config, width=width * shared_expert_count) if shared_expert_count else None,
         )
     return table
 
@@ -269,9 +269,7 @@ FAMILIES = {
         source=f"{VLLM}telechat2.py",
     ),
     "telechat3": Family(
-        _telechat3,
-        {**COMMON, "attention_bias": False, "mlp_bias": False},
-        source=f"{MLX}telechat3.py",
+        _telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
     ),
     "mobilellm": Family(
         _mobilellm,
@@ -306,12 +304,7 @@ FAMILIES = {
         aliases={"num_key_value_heads": "num_multi_query_heads"},
         source=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
-    "plamo": Family(
-        _plamo,
-        {**COMMON, "n_shared_head": 8},
-        frozenset({"rope_traditional"}),
-        source=f"{MLX}plamo.py",
-    ),
+    "plamo": Family(_plamo, {**COMMON, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"),
     "xverse": Family(
         _xverse,
         COMMON,

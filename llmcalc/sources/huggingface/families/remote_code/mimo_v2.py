@@ -98,5 +98,5 @@ FAMILIES = {
         },
         aliases={"rms_norm_eps": "layernorm_epsilon"},
         source=f"{VLLM}mimo_v2.py",
-    ),
+    )
 }

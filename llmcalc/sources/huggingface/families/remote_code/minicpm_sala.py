@@ -32,9 +32,9 @@ def _minicpm_sala(config: Config) -> Table:
 
 def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
-    gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
+    output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
     position = rope(config) if config.flag("attn_use_rope") else None
-    return attention(config, position=position, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    return attention(config, position=position, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:
@@ -75,5 +75,5 @@ FAMILIES = {
         },
         frozenset({"dim_model_base", "lightning_scale", "mup_denominator", "scale_depth", "scale_emb", "shift_labels"}),
         source=f"{HUB}openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
-    ),
+    )
 }

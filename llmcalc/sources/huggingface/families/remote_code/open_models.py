@@ -169,7 +169,7 @@ def _openlm(config: Config) -> Table:
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
     config_data = {**arguments, **config.data}
-    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.location, config.aliases)
     table = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
     return table
@@ -187,23 +187,23 @@ def _openlm_arguments(config: Config) -> Table:
     }
     norm = config.choice(norms, "model_norm")
     config.require("moe_freq", 0)
-    rotary = config.choice(
+    position_kind = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
     )
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads")}
-    if rotary:
+    if position_kind:
         mixer["position"] = {"type": "rope"}
     config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
         mixer |= qk_norm(norm, "projection")
-    multiple = 256 * -(
+    ffn_width = 256 * -(
         -(2 * _network_width(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated = {"intermediate_size": multiple, "gated": True}
+    gated_network = {"intermediate_size": ffn_width, "gated": True}
     networks = {
-        "swiglu": {**gated, "hidden_act": "silu"},
-        "swiglu_torch": {**gated, "hidden_act": "silu"},
-        "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "swiglu": {**gated_network, "hidden_act": "silu"},
+        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
+        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
         "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
     network = config.choice(networks, "ffn_type")

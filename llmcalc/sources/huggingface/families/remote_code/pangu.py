@@ -13,11 +13,14 @@ from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, late
 
 
 def _pangu_ultra_moe(config: Config) -> Table:
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
     router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
     table = deepseek_decoder(
-        config, latent_attention(config), routed_experts(config, **router), dense_or_moe(config, depth, first_moe)
+        config,
+        latent_attention(config),
+        routed_experts(config, **router),
+        dense_or_moe(config, depth, first_expert_layer),
     )
     table["decoder"]["block"]["norm_placement"] = "sandwich"
     for layer in table["decoder"].get("variants", {}).values():
@@ -54,5 +57,5 @@ FAMILIES = {
             "num_nextn_predict_layers": "num_mtp_layers",
         },
         source=f"{VLLM}openpangu.py",
-    ),
+    )
 }

@@ -104,5 +104,5 @@ FAMILIES = {
         frozenset({"mamba_inner_layernorms"}),
         dropout_fields={"embedding": "embd_pdrop", "attention": "attention_dropout"},
         source=f"{HUB}microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
-    ),
+    )
 }

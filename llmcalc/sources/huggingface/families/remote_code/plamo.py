@@ -37,7 +37,7 @@ def _plamo2(config: Config) -> Table:
         "position": rope(config),
         **qk_norm(rmsnorm(eps), "per_head"),
     }
-    sliding = mixer if window is None else {**mixer, "sliding_window": window}
+    sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
     mamba: Table = {
         "type": "selective_mamba2",
         "num_heads": config.size("mamba_num_heads"),
@@ -48,7 +48,7 @@ def _plamo2(config: Config) -> Table:
         "chunk_size": config.size("mamba_chunk_size"),
         "norm": rmsnorm(eps),
     }
-    block = layer_table(sliding, glu(config), norm, "sandwich")
+    block = layer_table(sliding_attention, glu(config), norm, "sandwich")
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
@@ -79,7 +79,7 @@ def _plamo3(config: Config) -> Table:
     )
     period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
     if isinstance(windows, list):
         window_sizes = [window_size for window_size in windows if window_size is not None]
         if (
@@ -88,13 +88,13 @@ def _plamo3(config: Config) -> Table:
             or len(set(window_sizes)) > 1
         ):
             raise config.error("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
-        default = ["full" if window_size is None else "sliding" for window_size in windows]
+        default_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
         window = next(iter(window_sizes), window)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     mixer = attention(config, **qk_norm(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding})))
+    sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))
 
 
 FAMILIES = {

@@ -26,7 +26,7 @@ def _puzzle(config: Config) -> Table:
             block,
             {**config.defaults, **config.data},
             config.model_type,
-            where=f"{config.where}block_configs[{i}].",
+            location=f"{config.location}block_configs[{i}].",
             aliases=config.aliases,
         )
         type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
@@ -52,5 +52,5 @@ FAMILIES = {
         defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
         ignored_fields=NEMOTRON["nemotron_h"].ignored_fields | class_fields("nemotron_h") | {"mtp_block_configs"},
         source=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
-    ),
+    )
 }

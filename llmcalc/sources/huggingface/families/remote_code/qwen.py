@@ -61,5 +61,5 @@ FAMILIES = {
         source=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
         tower_class_prefixes="QWen",
         tower_file="published_code",
-    ),
+    )
 }

@@ -21,8 +21,8 @@ def _rwkv5(config: Config) -> Table:
 
 def _rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
-    factor = 2 if config.size("hidden_size") == LARGE else 1
-    return _rwkv_with_heads(config, {"shift_rank": 32 * factor, "decay_rank": 64 * factor})
+    rank_factor = 2 if config.size("hidden_size") == LARGE else 1
+    return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
 
 def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
@@ -85,8 +85,8 @@ def _rwkv7(config: Config) -> Table:
             )
         },
     }
-    ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
-    width = config.optional_size("intermediate_size") or -(-int(hidden * ratio) // 32) * 32
+    width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
+    width = config.optional_size("intermediate_size") or -(-int(hidden * width_ratio) // 32) * 32
     if not 0 < width <= LARGEST:
         raise config.error("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
     channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": width}

@@ -14,11 +14,11 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 def _spark(config: Config) -> Table:
     config.require("gate_attn_act_mode", "sigmoid")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
+    output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
     mixer = attention(
         config,
         position=rope(config, layer_kind="full_attention"),
-        **gate,
+        **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
     )
     network = glu(config, config.flag("mlp_bias"))
@@ -27,8 +27,8 @@ def _spark(config: Config) -> Table:
         raise config.error(
             "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
         )
-    sliding: Table = {"position": rope(config, layer_kind="sliding_attention")}
-    return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding))
+    sliding_attention: Table = {"position": rope(config, layer_kind="sliding_attention")}
+    return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding_attention))
 
 
 FAMILIES = {
@@ -49,5 +49,5 @@ FAMILIES = {
         },
         modules={"embed_tokens": "embedding", "self_attn.gate_proj": "g_proj", "self_attn.o_proj": "out_proj"},
         source=f"{HUB}XHToken/Spark-X2.5-4B modeling_spark.py",
-    ),
+    )
 }

@@ -33,14 +33,20 @@ def _interns1_pro_text(config: Config) -> Table:
     return qwen_vl.qwen3_vl_moe_text(config)
 
 
-def _wrapper(text: str, code: str, text_section: str = "text_config", **fields: Any) -> Family:
+def _wrapper(text_type: str, source: str, text_section: str = "text_config", **fields: Any) -> Family:
     """Returns the record of a wrapper with a separate class, which ties the same weights as the text model.
 
-    text: the model type of its text model.
+    text_type: the model type of its text model.
     fields: further fields of the record.
     """
     return Family(
-        None, text_type=text, text_section=text_section, generates_text=True, tying_source="text", source=code, **fields
+        None,
+        text_type=text_type,
+        text_section=text_section,
+        generates_text=True,
+        tying_source="text",
+        source=source,
+        **fields,
     )
 
 
@@ -111,9 +117,7 @@ FAMILIES = {
     "pointsv1.5_chat": _wrapper("qwen2", f"{SGLANG}points_v15_chat.py", "llm_config"),
     "minimax_vl_01": _wrapper("minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"),
     "llavaonevision1_5": _wrapper(
-        "qwen3",
-        f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py",
-        tower_file=READ_HERE,
+        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py", tower_file=READ_HERE
     ),
     "tinyllava": _wrapper(
         "llama", f"{GITHUB}TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py"
@@ -155,9 +159,7 @@ FAMILIES = {
         tower_file="audio",
     ),
     "openvla": _wrapper(
-        "llama",
-        f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
-        tower_file="timm",
+        "llama", f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py", tower_file="timm"
     ),
     "midashenglm": _wrapper(
         "qwen2_5_omni_text", f"{VLLM}midashenglm.py", uncounted_encoders={"audio_encoder_config": "dasheng"}

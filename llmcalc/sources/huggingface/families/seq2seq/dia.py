@@ -104,5 +104,5 @@ FAMILIES = {
         ignored_fields=frozenset({"norm_eps"}),
         modules=MODULES,
         quirks=Quirks(decoder_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
-    ),
+    )
 }

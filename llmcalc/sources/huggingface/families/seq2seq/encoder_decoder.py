@@ -92,5 +92,5 @@ FAMILIES = {
         generates_text=True,
         modules=MODULES,
         deviations=(SECOND_BIAS,),
-    ),
+    )
 }

@@ -50,7 +50,7 @@ def _require_sizes_of_nemo(config: Config) -> None:
         for name, class_name in field_pairs.items():
             if section.has(name) and section.get(name) != class_config.size(class_name):
                 expected = (
-                    f"{class_config.size(class_name)}, as {class_config.where}{class_name}, which the class reads"
+                    f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
                 )
                 raise section.error(name, section.get(name), expected)
 
@@ -58,7 +58,7 @@ def _require_sizes_of_nemo(config: Config) -> None:
 def _config_section(config: Config, name: str, model_type: str, defaults: Table) -> Config:
     """Returns a section of the config, or the class's defaults without a section."""
     fields = {} if config.get(name) is None else config.table(name)
-    section = Config(fields, defaults, model_type, where=f"{name}.")
+    section = Config(fields, defaults, model_type, location=f"{name}.")
     if fields.get("model_type", model_type) != model_type:
         raise section.error("model_type", fields["model_type"], model_type)
     return section
@@ -110,9 +110,9 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
-    kernel, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
-    if kernel % 2 == 0:
-        raise section.error("conv_kernel_size", kernel, "an odd number")
+    kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    if kernel_size % 2 == 0:
+        raise section.error("conv_kernel_size", kernel_size, "an odd number")
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
@@ -121,7 +121,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
         "segments": False,
     }
     convolution = {
-        "kernel_size": kernel,
+        "kernel_size": kernel_size,
         "hidden_act": activation,
         "bias": section.flag("convolution_bias"),
         "convolved": True,
@@ -147,14 +147,14 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
 
 def _subsampling(section: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
-    factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
+    subsampling_factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
     section.require("subsampling_conv_kernel_size", 3)
     section.require("subsampling_conv_stride", 2)
-    convolution_count = factor.bit_length() - 1
-    if factor < 2 or factor != 2**convolution_count:
-        raise section.error("subsampling_factor", factor, "a power of 2, at least 2")
-    if mel_bins % factor:
-        raise section.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
+    convolution_count = subsampling_factor.bit_length() - 1
+    if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
+        raise section.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
+    if mel_bins % subsampling_factor:
+        raise section.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
     first_convolution = {"channels": section.size("subsampling_conv_channels"), "bias": True}
     separable = {**first_convolution, "separable": True}
     return {

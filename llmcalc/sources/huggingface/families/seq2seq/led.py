@@ -59,5 +59,5 @@ FAMILIES = {
             "v_global_proj": "value_global",
         },
         dropout_fields=BART_DROPOUT,
-    ),
+    )
 }

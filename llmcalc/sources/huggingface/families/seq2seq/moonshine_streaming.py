@@ -72,7 +72,7 @@ def _moonshine_streaming(config: Config) -> Table:
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder, with learned output positions for a decoder of that width."""
     fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
-    section = Config(fields, ENCODER, "moonshine_streaming_encoder", where="encoder_config.")
+    section = Config(fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
     kv_heads, head_dim = section.size("num_key_value_heads"), section.optional_size("head_dim")
     if heads % kv_heads:
@@ -96,10 +96,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
             mixer, mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")), norm
         ),
         "final_norm": norm,
-        "output_positions": {
-            "type": "learned",
-            "max_position_embeddings": config.size("max_position_embeddings"),
-        },
+        "output_positions": {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")},
     }
     if width != decoder_width:
         encoder |= {"hidden_size": width, "output_size": decoder_width, "output_bias": False}
@@ -120,5 +117,5 @@ FAMILIES = {
             **MOONSHINE_MODULES,
             "encoder.norm": "final_norm",
         },
-    ),
+    )
 }

@@ -19,19 +19,21 @@ from .t5 import T5_MODULES
 
 def _musicgen(config: Config) -> Table:
     """Reads the decoder, and the text encoder in whose output it attends."""
-    text, music = config.table("text_encoder"), config.table("decoder")
-    text_type = model_type_of(config, "text_encoder", text)
+    text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
+    text_type = model_type_of(config, "text_encoder", text_encoder)
     music_type = "musicgen_decoder"
-    if music.get("model_type", music_type) != music_type:
-        raise config.error("decoder.model_type", music["model_type"], f"'{music_type}'")
-    encoder = section_model(config, "text_encoder", text_type, {**text, "architectures": ["EncoderModel"]}, "none")
-    table = section_model(config, "decoder", music_type, {**music, "architectures": ["MusicgenForCausalLM"]})
+    if decoder_section.get("model_type", music_type) != music_type:
+        raise config.error("decoder.model_type", decoder_section["model_type"], f"'{music_type}'")
+    encoder = section_model(
+        config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
+    )
+    table = section_model(config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]})
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.error("text_encoder", text_type, "the config of a text encoder, such as T5's")
     del table["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
-    if source_width != table["hidden_size"] and music.get("cross_attention_hidden_size") is None:
+    if source_width != table["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
         stack["output_size"] = table["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")

@@ -49,11 +49,7 @@ FAMILIES = {
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers=WRITES,
-        modules={
-            **BART_MODULES,
-            "global_tokens": "embed_global",
-            "global_pre_norm": "global_self_attn_layer_norm",
-        },
+        modules={**BART_MODULES, "global_tokens": "embed_global", "global_pre_norm": "global_self_attn_layer_norm"},
         dropout_fields=BART_DROPOUT,
-    ),
+    )
 }

@@ -139,5 +139,5 @@ FAMILIES = {
             "down_proj": "output",
         },
         dropout_fields=BART_DROPOUT,
-    ),
+    )
 }

@@ -44,12 +44,7 @@ def _speecht5(config: Config) -> Table:
     decoder = {
         "num_hidden_layers": depths["decoder"],
         "position": {"type": "sinusoidal"},
-        "block": {
-            **layer,
-            "attention": attention,
-            "cross_attention": attention,
-            "feed_forward": networks["decoder"],
-        },
+        "block": {**layer, "attention": attention, "cross_attention": attention, "feed_forward": networks["decoder"]},
     }
     return {
         "vocab_size": config.size("vocab_size"),
@@ -135,5 +130,5 @@ FAMILIES = {
             "activation": "activation_dropout",
             "feed_forward": "hidden_dropout",
         },
-    ),
+    )
 }

@@ -122,8 +122,8 @@ def t5_feed_forward(config: Config) -> Table:
             "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
     activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
-    gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate == "gated"
-    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": gated}
+    is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate == "gated"
+    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 
 
 def shared_position_bias(config: Config) -> Table:

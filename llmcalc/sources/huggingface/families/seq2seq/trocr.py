@@ -86,9 +86,7 @@ FAMILIES = {
         dropout_fields=BART_DROPOUT,
     ),
     "pix2struct": Family(
-        None,
-        text_type="pix2struct_text_model",
-        uncounted_encoders={"vision_config": "pix2struct_vision_model"},
+        None, text_type="pix2struct_text_model", uncounted_encoders={"vision_config": "pix2struct_vision_model"}
     ),
     "pix2struct_text_model": Family(
         _pix2struct_text_model,

@@ -105,5 +105,5 @@ FAMILIES = {
             "relative_bias": f"{FIRST_BIAS} + relative_bias",
         },
         dropout_fields=T5_DROPOUT,
-    ),
+    )
 }

@@ -53,5 +53,5 @@ FAMILIES = {
             "lm_head": "proj_out",
         },
         dropout_fields=BART_DROPOUT,
-    ),
+    )
 }
