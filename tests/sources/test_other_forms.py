@@ -22,6 +22,28 @@ MISTRAL_7B: dict[str, Any] = {
     "norm_eps": 1e-05, "vocab_size": 32000,
 }  # fmt: skip
 
+SIMUMAX: dict[str, Any] = {
+    "model_type": "moe", "model_name": "deepseek_v3", "attention_type": "mla", "hidden_size": 7168, "head_num": 128,
+    "kv_head_num": 128, "head_size": 128, "intermediate_size": 18432, "moe_ffn_hidden_size": 2048,
+    "moe_shared_expert_intermediate_size": 2048, "layer_num": 61, "dense_layers": 3, "expert_num": 256,
+    "v_head_dim": 128, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "topk": 8, "vocab_size": 129280, "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/deepseekv3.json of MooreThreads/SimuMax."""
+
+SIMUMAX_MIXTRAL: dict[str, Any] = {
+    "model_type": "moe", "model_name": "mixtral_8x7b", "hidden_size": 4096, "head_num": 32, "kv_head_num": 8,
+    "head_size": 128, "intermediate_size": 14336, "layer_num": 32, "expert_num": 8, "topk": 2, "vocab_size": 32000,
+    "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/mixtral-8x7b.json of MooreThreads/SimuMax."""
+
+SIMUMAX_LLAMA: dict[str, Any] = {
+    "model_type": "dense", "model_name": "llama2_70b", "hidden_size": 8192, "head_num": 64, "kv_head_num": 8,
+    "head_size": 128, "intermediate_size": 28672, "layer_num": 80, "vocab_size": 32000, "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/llama2-70b.json of MooreThreads/SimuMax."""
+
 GPT2 = {
     "n_layer": 12,
     "n_head": 12,
@@ -41,6 +63,9 @@ NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 
         (MISTRAL_7B, "mistral-7b"),
         ({**MISTRAL_7B, "moe": {"num_experts": 8, "num_experts_per_tok": 2}}, "mixtral-8x7b"),
         (GPT2, "gpt2"),
+        (SIMUMAX, "deepseek-v3"),
+        (SIMUMAX_MIXTRAL, "mixtral-8x7b"),
+        (SIMUMAX_LLAMA, "llama2-70b"),
     ],
 )
 def test_arguments_of_a_known_model_have_its_parameters(config: dict[str, Any], preset: str) -> None:
@@ -127,6 +152,11 @@ def test_mlcs_config_is_that_of_its_model() -> None:
         ({**GPT2, "bias": 1}, "bias: 1; expected true or false"),
         ({**NANOCHAT, "window_pattern": "SSSL"}, "window_pattern: 'SSSL'; nanochat's later models"),
         ({**LLAMA3_8B, "n_experts": 8}, "model_type: missing"),
+        ({**SIMUMAX, "use_swiglu": False}, "use_swiglu: False; expected true"),
+        ({**SIMUMAX, "layer_num": 0}, "layer_num: 0; expected a positive whole number"),
+        ({**SIMUMAX, "dense_layers": "3"}, "dense_layers: '3'; expected a number from 0 to"),
+        ({**SIMUMAX, "moe_shared_expert_intermediate_size": 3000}, "moe_shared.*: 3000; expected a multiple.*2048"),
+        ({**SIMUMAX, "window": 128}, "window: is no field of SimuMax's models"),
     ],
 )
 def test_arguments_without_such_a_class_are_refused(config: dict[str, Any], message: str) -> None:

@@ -1,8 +1,8 @@
-"""Configs of other programs: params.json of Meta and Mistral, nanoGPT's, nanochat's and Mamba's arguments, MLC's.
+"""Configs of other programs: of Meta, Mistral, nanoGPT, nanochat, mamba_ssm, SimuMax and MLC.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
-state-spaces/mamba.
+state-spaces/mamba; simumax/core/config.py (`ModelConfig`) and simumax/core/transformer of MooreThreads/SimuMax.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ MAMBA = field_names("""
     """)
 """Arguments of mamba_ssm's `MambaConfig`."""
 
+SIMUMAX = field_names("""
+    model_type model_name attention_type hidden_size head_num kv_head_num head_size intermediate_size layer_num
+    vocab_size orig_vocab_size use_swiglu expert_num topk moe_ffn_hidden_size moe_shared_expert_intermediate_size
+    dense_layers v_head_dim qk_head_dim qk_pos_emb_head_dim q_lora_rank kv_lora_rank capacity group_linear_mode
+    moe_pad_expert_input_to_capacity make_vocab_size_divisible_by padded_vocab_size
+    """)
+"""Fields of SimuMax's `ModelConfig`."""
+
 MLC = field_names("""
     position_embedding_base context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages
     max_batch_size attention_sink_size sliding_window_size disaggregation kwargs head_dim
@@ -54,6 +62,8 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     if isinstance(nested, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested):
         arguments = nested  # meta_*.json beside a checkpoint of nanochat
     field_names = frozenset(arguments)
+    if {"head_num", "layer_num", "hidden_size"} <= field_names:
+        return _read_simumax(arguments)
     if "model_type" in field_names or "architectures" in field_names:
         return arguments, []
     if {"dim", "n_layers", "n_heads", "hidden_dim"} <= field_names <= MISTRAL:
@@ -132,6 +142,62 @@ def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
     other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {name: arguments[field] for name, field in other_names.items() if arguments.get(field) is not None}
+
+
+def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads a model of SimuMax, all of whose modules have RMSNorm, no biases and a separate output head."""
+    for name in sorted(set(arguments) - SIMUMAX):
+        raise InputError(f"{name}: is no field of SimuMax's models, whose form this is; expected their fields alone")
+    if arguments.get("use_swiglu") is not True:
+        raise InputError(f"use_swiglu: {shown(arguments.get('use_swiglu'))}; expected true, for a gated network")
+    has_latent = arguments.get("attention_type") == "mla"
+    heads, width = _positive_size(arguments, "head_num"), _positive_size(arguments, "hidden_size")
+    config: dict[str, Any] = {
+        "model_type": "deepseek_v3" if has_latent else "llama",
+        "hidden_size": width,
+        "intermediate_size": _positive_size(arguments, "intermediate_size"),
+        "num_hidden_layers": _positive_size(arguments, "layer_num"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _positive_size(arguments, "kv_head_num", heads),
+        "vocab_size": _positive_size(arguments, "vocab_size"),
+        "max_position_embeddings": None,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    }
+    if has_latent:
+        sizes = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
+        sizes |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
+        config |= {name: _positive_size(arguments, field) for name, field in sizes.items()}
+        config |= {"n_group": 1, "topk_group": 1}
+        is_low_rank = arguments.get("q_lora_rank") is not None
+        config["q_lora_rank"] = _positive_size(arguments, "q_lora_rank") if is_low_rank else None
+    else:
+        config["head_dim"] = _positive_size(arguments, "head_size")
+    if _positive_size(arguments, "expert_num", 1) > 1:
+        expert_width = _positive_size(arguments, "moe_ffn_hidden_size", config["intermediate_size"])
+        shared_width = arguments.get("moe_shared_expert_intermediate_size") or 0
+        if not is_whole(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
+            raise InputError(
+                f"moe_shared_expert_intermediate_size: {shown(shared_width)}; expected a multiple of the width of a "
+                f"routed expert ({expert_width})"
+            )
+        dense_layers = arguments.get("dense_layers") or 0
+        if not is_whole(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
+            raise InputError(f"dense_layers: {shown(dense_layers)}; expected a number from 0 to layer_num")
+        config |= {
+            "model_type": "deepseek_v3" if has_latent else "deepseek",
+            "n_routed_experts": _positive_size(arguments, "expert_num"),
+            "num_experts_per_tok": _positive_size(arguments, "topk"),
+            "moe_intermediate_size": expert_width,
+            "n_shared_experts": shared_width // expert_width,
+            "first_k_dense_replace": dense_layers,
+        }
+    elif has_latent:
+        config["first_k_dense_replace"] = config["num_hidden_layers"]
+    return config, [
+        f"a model of SimuMax: read as '{config['model_type']}' with RMSNorm, without biases and with an output head of "
+        "its own, as SimuMax's modules are; norms of queries and keys are not in its form"
+    ]
 
 
 def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
