@@ -1,6 +1,7 @@
-"""Configs of other programs: of Meta, Mistral, nanoGPT, nanochat, mamba_ssm, SimuMax and MLC.
+"""Configs of other programs: Meta's, ExecuTorch's, Mistral's, nanoGPT's, nanochat's, mamba_ssm's, SimuMax's and MLC's.
 
-Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
+Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model_args.py, llama_transformer.py and
+attention.py in examples/models/llama of pytorch/executorch; model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
 state-spaces/mamba; simumax/core/config.py (`ModelConfig`) and simumax/core/transformer of MooreThreads/SimuMax.
 """
@@ -21,6 +22,35 @@ META = field_names("""
     max_batch_size max_seq_len rope_scaling_factor high_freq_factor
     """)
 """Fields of Meta's `params.json` for Llama 1 to 3."""
+
+EXECUTORCH = META | field_names("""
+    hidden_dim head_dim attention_qkv_bias use_qk_norm qk_norm_before_rope no_rope_layer_interval attention_multiplier
+    residual_multiplier embedding_scale_factor logits_scaling
+    """)
+"""Fields of ExecuTorch's `ModelArgs` that are read."""
+
+EXECUTORCH_SETTINGS = field_names("""
+    use_hf_rope rope_freq_base rope_scale_factor max_context_len bos_idx eos_idx bos_count eos_count model_architecture
+    use_kv_cache use_sdpa_with_kv_cache_op generate_full_logits enable_dynamic_shape device kv_io_bit_width
+    original_max_position_embeddings max_position_embeddings rope_scaling_short_factor rope_scaling_long_factor
+    rope_scaling_attention_factor
+    """)
+"""Fields of ExecuTorch's `ModelArgs` that change no count."""
+
+EXECUTORCH_FIXED: dict[str, Any] = {
+    "act_fn": "silu", "norm_type": "rmsnorm", "attention_type": "mha", "apply_embedding": True, "apply_output": True,
+    "use_ffn_norm": True, "qk_norm_affine": True, "partial_rotary_factor": 1.0, "moe": False, "output_bias": False,
+    "use_q_gate": False, "post_attention_norm": False, "post_ffn_norm": False, "rms_norm_add_unit_offset": False,
+}  # fmt: skip
+"""Fields of ExecuTorch's `ModelArgs` with the only value that is read; other fields must be null."""
+
+PROGRAMS_WITHOUT_SIZES: dict[frozenset[str], str] = {
+    field_names("name num_layers n_head hidden_dim vocab_size"): "llm-analysis: they state no norms, biases or gates",
+    field_names(
+        "emb_size feedforward_size heads_num layers_num"
+    ): "TencentPretrain: they state no size of a vocabulary",
+}
+"""Fields that only the configs of a program have → the program, and what its configs leave out."""
 
 MISTRAL = field_names(
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe"
@@ -64,12 +94,20 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     field_names = frozenset(arguments)
     if {"head_num", "layer_num", "hidden_size"} <= field_names:
         return _read_simumax(arguments)
+    for program_fields, program in PROGRAMS_WITHOUT_SIZES.items():
+        if program_fields <= field_names:
+            raise InputError(
+                f"{', '.join(sorted(program_fields))}: fields of {program}; expected the config.json of the model, or "
+                "a description in TOML, whose fields llmcalc schema lists"
+            )
     if "model_type" in field_names or "architectures" in field_names:
         return arguments, []
     if {"dim", "n_layers", "n_heads", "hidden_dim"} <= field_names <= MISTRAL:
         return _read_mistral(arguments)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= field_names <= META:
         return _read_meta(arguments)
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= field_names and field_names & {"use_hf_rope", "max_context_len"}:
+        return _read_executorch(arguments)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= field_names <= NANOGPT:
         return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= field_names <= NANOCHAT:
@@ -97,14 +135,68 @@ def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None 
 
 def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
+    config = {**_shared_fields(arguments), "model_type": "llama", "intermediate_size": _ffn_width(arguments)}
+    return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
+
+
+def _ffn_width(arguments: Mapping[str, Any]) -> int:
+    """Returns the FFN's width of Meta's `FeedForward`: 8/3 of the model's width, scaled and rounded up."""
     width, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
     ffn_factor = arguments.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
     ffn = 4 * width * 2 // 3
-    ffn = ffn if ffn_factor is None else int(ffn_factor * ffn)
-    config = {**_shared_fields(arguments), "model_type": "llama", "intermediate_size": multiple * ceil(ffn / multiple)}
-    return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
+    return multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / multiple)
+
+
+def _read_executorch(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads ExecuTorch's Llama with biases or norms of queries and keys, layers without positions, or multipliers."""
+    for name, value in arguments.items():
+        if name not in EXECUTORCH | EXECUTORCH_SETTINGS and value != EXECUTORCH_FIXED.get(name):
+            raise InputError(
+                f"{name}: {shown(value)}; expected {shown(EXECUTORCH_FIXED.get(name))} (ExecuTorch's models with "
+                "another value are not read; the config.json of the model is)"
+            )
+    has_bias, has_norms = arguments.get("attention_qkv_bias", False), arguments.get("use_qk_norm", False)
+    for name, value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
+        if not isinstance(value, bool):
+            raise InputError(f"{name}: {shown(value)}; expected true or false")
+    if has_norms and arguments.get("qk_norm_before_rope") is not True:
+        raise InputError("qk_norm_before_rope: expected true, as of Qwen3")
+    multipliers = {
+        "attention_multiplier": "attention_multiplier",
+        "residual_multiplier": "residual_multiplier",
+        "embedding_multiplier": "embedding_scale_factor",
+        "logits_scaling": "logits_scaling",
+    }
+    config = {**_shared_fields(arguments), "model_type": "llama", "attention_bias": False}
+    config["intermediate_size"] = (
+        _ffn_width(arguments) if arguments.get("hidden_dim") is None else _positive_size(arguments, "hidden_dim")
+    )
+    if arguments.get("head_dim") is not None:
+        config["head_dim"] = _positive_size(arguments, "head_dim")
+    stated = {name: arguments[field] for name, field in multipliers.items() if arguments.get(field) is not None}
+    kinds = {
+        "qwen2": has_bias,
+        "qwen3": has_norms,
+        "granite": stated,
+        "smollm3": arguments.get("no_rope_layer_interval"),
+    }
+    named_types = [model_type for model_type, is_stated in kinds.items() if is_stated]
+    if len(named_types) > 1:
+        raise InputError(
+            "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "
+            f"{', '.join(named_types)} together; expected those of one"
+        )
+    if named_types:
+        config["model_type"] = named_types[0]
+    if named_types == ["qwen2"]:
+        config.pop("attention_bias")
+    if named_types == ["smollm3"]:
+        config["no_rope_layer_interval"] = _positive_size(arguments, "no_rope_layer_interval")
+    return config | stated, [
+        f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' with an output head of its own"
+    ]
 
 
 def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
