@@ -309,6 +309,13 @@ def test_heads_agree_with_the_reference(shape: dict[str, Any]) -> None:
     assert all(check.ok for check in comparison.checks), [check for check in comparison.checks if not check.ok]
 
 
+def test_a_block_draft_narrower_than_its_target_has_its_own_embedding_and_head() -> None:
+    """vLLM's `fc` reads five states of the target's width, and no table of the target fits."""
+    config = DRAFTS["qwen3-8b-dflash"]["config"]
+    narrower = llmcalc.params({**config, "target_hidden_size": 5120}).total
+    assert narrower == llmcalc.params(config).total + 4096 * 5 * (5120 - 4096) + 2 * 151936 * 4096
+
+
 def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:
     """SpecForge's configs of GLM-5.2 and Inkling have the fields of DSpark in a table of its own."""
     config = DRAFTS["qwen3-8b-dspark"]["config"]

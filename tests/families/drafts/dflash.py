@@ -15,6 +15,7 @@ SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "DFlashDraftModel": [
         {"model_type": "dflash", **SMALL},
+        {"model_type": "dflash", **SMALL, "target_hidden_size": 48},
         {"model_type": "dflash", **SMALL, **WINDOWED, "attention_bias": True, "draft_vocab_size": 40},
     ],
     "DFlash2DraftModel": [

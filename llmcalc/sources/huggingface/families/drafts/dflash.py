@@ -51,7 +51,11 @@ def _dflash(config: Config) -> Table:
     state_count = (
         depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
     )
-    stack["streams"] = {"type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm}
+    target_width = config.optional_size("target_hidden_size") or hidden
+    stack["streams"] = {
+        "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
+        **({"size": target_width} if target_width != hidden else {}),
+    }  # fmt: skip
     vocab = config.size("vocab_size")
     proposed_tokens = config.optional_size("draft_vocab_size") or vocab
     block = layer_table(mixer, _network(config), norm)
@@ -62,7 +66,9 @@ def _dflash(config: Config) -> Table:
         {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])],
+        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])]
+        if target_width == hidden
+        else [],
     )
 
 
@@ -157,6 +163,7 @@ DFLASH: dict[str, Any] = {
     "n_routed_experts": 0,
     "moe_preset": None,
     "moe_router_center": None,
+    "target_hidden_size": None,
     "draft_vocab_size": None,
     "layer_types": None,
     "target_layer_ids": None,
@@ -168,7 +175,7 @@ UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch moe_router_center_momentum
     moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group norm_topk_prob num_anchors projector_type
     pure_draft_prefix_len routed_scaling_factor router sample_from_anchor shared_expert shift_label
-    sliding_window_non_causal target_hidden_size topk_group
+    sliding_window_non_causal target_num_hidden_layers topk_group
     """
 )
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
