@@ -210,6 +210,10 @@ def test_mlcs_config_is_that_of_its_model() -> None:
             "fields of llm-analysis.*expected the config.json",
         ),
         (
+            {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0", "num_layers": 19},
+            "_class_name: 'FluxTransformer2DModel' is a class of diffusers",
+        ),
+        (
             {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},
             "fields of TencentPretrain: they state no size of a vocabulary",
         ),

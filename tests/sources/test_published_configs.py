@@ -197,8 +197,13 @@ def test_a_list_of_layers_has_as_many_as_the_model(kind: str, field: str, more: 
         InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth + len(more)}"
     ):
         describe_data({**config, field: [*kinds, *more]})
-    with pytest.raises(InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth - 1}"):
+    with pytest.raises(
+        InputError,
+        match=rf"{field}: a list; expected {depth} times .*the list has {depth - 1}, and num_hidden_layers is {depth}",
+    ):
         describe_data({**config, field: kinds[:-1]})
+    with pytest.raises(InputError, match=rf"{field}: a list; expected {depth} times .*it has 'no_such_kind'"):
+        describe_data({**config, field: [*kinds[:-1], "no_such_kind"]})
 
 
 def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() -> None:

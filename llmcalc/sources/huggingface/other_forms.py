@@ -94,6 +94,11 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     field_names = frozenset(arguments)
     if {"head_num", "layer_num", "hidden_size"} <= field_names:
         return _read_simumax(arguments)
+    if "_class_name" in field_names and "model_type" not in field_names:
+        raise InputError(
+            f"_class_name: {shown(arguments['_class_name'])} is a class of diffusers, which is no language model; "
+            "expected the config.json of one, such as that of a text encoder"
+        )
     for program_fields, program in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= field_names:
             raise InputError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, overlaid_table
-from ...errors import InputError
+from ...errors import InputError, shown
 from .config import Config, is_number, is_whole
 from .heads import HEAD_ENDINGS, architecture_of
 
@@ -438,9 +438,12 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     if field == "layer_types" and is_whole(predicting_layers):
         lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in lengths:
-        raise config.error(
-            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(layer_kinds, default_kinds)
-        )
+        unknown_name = next((name for name in config.texts(field) if not kind_of_name.get(name)), None)
+        hint = length_hint(layer_kinds, default_kinds) if unknown_name is None else f" (it has {shown(unknown_name)})"
+        depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
+        if unknown_name is None and config.data.get(depth_field) == depth:
+            hint = f"{hint[:-1]}, and {depth_field} is {depth})"
+        raise config.error(field, field_value, f"{depth} times {' or '.join(name_of_type)}{hint}")
     return layer_kinds[:depth]
 
 
