@@ -137,7 +137,7 @@ def require_shallow(parsed_value: Any, location: str) -> None:
 
 
 def require_finite(parsed_value: Any, location: str) -> None:
-    """Raises `InputError` for a number that is infinite or none, which Python reads in JSON but JSON has not."""
+    """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for level in takewhile(bool, _levels(parsed_value)):
         number = next((value for value in level if isinstance(value, float) and not isfinite(value)), None)
         if number is not None:

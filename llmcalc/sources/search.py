@@ -8,7 +8,7 @@ from .presets import find_preset, load_preset, model_names, names_by_alias
 
 
 def search_presets(texts: list[str]) -> tuple[list[str], bool]:
-    """Returns (sorted names of matching presets, whether each text was a full name or alias).
+    """Returns the sorted names of matching presets, and whether each text was a full name or alias.
 
     A full name or alias matches only that preset. Any other text matches every preset with the text in its name, title
     or aliases, without case and punctuation. No text matches all presets.

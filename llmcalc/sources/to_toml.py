@@ -80,8 +80,8 @@ def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str
 
 def _plain_value(value: Any, base: Any = None) -> Any:
     if isinstance(value, Record):
-        same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
-        return _part_table(value, base if same_type else None)
+        is_same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
+        return _part_table(value, base if is_same_type else None)
     if isinstance(value, dict):
         return {key: _plain_value(element) for key, element in value.items()}
     if isinstance(value, tuple):

@@ -189,6 +189,6 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     config["vocab_size"] = table.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
     config |= further_fields(checkpoint, architecture, config)
-    title = checkpoint.metadata.get("general.name")
-    config["_name_or_path"] = title if isinstance(title, str) and title else location
+    model_title = checkpoint.metadata.get("general.name")
+    config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else location
     return {field: value for field, value in config.items() if value is not None}

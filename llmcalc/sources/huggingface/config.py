@@ -223,7 +223,9 @@ class Config:
         """Returns the list of integers in a field, with 0 allowed."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(is_whole(item) and 0 <= item <= LARGEST for item in value)
+            return isinstance(value, list | tuple) and all(
+                is_whole(element) and 0 <= element <= LARGEST for element in value
+            )
 
         return list(self._checked(names, is_right, "a list of whole numbers"))
 
@@ -231,7 +233,7 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+            return isinstance(value, list | tuple) and all(isinstance(element, str) for element in value)
 
         return list(self._checked(names, is_right, "a list of texts"))
 

@@ -470,11 +470,11 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
 def sliding_stack(
     config: Config, default_kinds: list[str], sliding_fields: Table | None = None, full_fields: Table | None = None
 ) -> Table:
-    """Returns the stack fields of `full` and `sliding_fields` layers, read from `layer_types`.
+    """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
 
     Empty without a `sliding_window`.
 
-    sliding, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
+    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
     window = config.optional_size("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)

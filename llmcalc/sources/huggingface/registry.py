@@ -125,7 +125,7 @@ def library_class_names() -> dict[str, list[str]]:
 def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = False) -> Any:
     """Returns a description with these fields in every router. linear_only: in linear routers alone."""
     if isinstance(table, list):
-        return [with_router_fields(item, fields, linear_only) for item in table]
+        return [with_router_fields(element, fields, linear_only) for element in table]
     if not isinstance(table, dict):
         return table
     filled_table = {name: with_router_fields(value, fields, linear_only) for name, value in table.items()}

@@ -49,7 +49,7 @@ class Unknown(NamedTuple):
         """
         words = self.path.rpartition(".")[2].lower().split("_")
         if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
-            return len({repr(item) for item in self.value}) > 1
+            return len({repr(element) for element in self.value}) > 1
         names_a_size = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return names_a_size and type(self.value) is int and self.value > 0
 

@@ -80,7 +80,7 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
         isinstance(left, list)
         and isinstance(right, list)
         and len(left) == len(right)
-        and any(isinstance(item, dict) for item in left)
+        and any(isinstance(element, dict) for element in left)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
         for i, pair in enumerate(zip(left, right, strict=True)):
@@ -150,7 +150,7 @@ def _plain_values(value: Any, width: int) -> Any:
                 table["position"] = {"type": "rope", "rotary_dim": value.position.rotary_size(table["head_dim"])}
         return table
     if isinstance(value, dict):
-        return {name: _plain_values(item, width) for name, item in value.items()}
+        return {name: _plain_values(element, width) for name, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_values(item, width) for item in value]
+        return [_plain_values(element, width) for element in value]
     return "gelu_tanh" if value == "gelu_new" else value

@@ -75,7 +75,7 @@ def read_towers(wrapper_type: str, family: Family, wrapper: Mapping[str, Any], w
 
 
 def _unread_sections(family: Family, wrapper: Mapping[str, Any], read_names: set[str]) -> list[str]:
-    """Returns a remark for each further section of a config whose text model has its own."""
+    """Returns a remark for each section of a wrapper's config that neither text model nor encoders read."""
     if not isinstance(wrapper.get(family.text_section), dict):
         return []
     known_names = {

@@ -170,7 +170,7 @@ def _read_query_counts(wrapper: Config) -> dict[int, int]:
     stated_counts = wrapper.get("projector_patch_to_query_dict")
     counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:
-        queries_of_patches = {int(patches): int(queries) for patches, queries in counts.items()}
+        queries_of_patches = {int(patches): int(query_count) for patches, query_count in counts.items()}
     except (AttributeError, TypeError, ValueError):
         queries_of_patches = {}
     if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):

@@ -108,15 +108,15 @@ def _visual_words(
     indicators: the number of these rows. vocabulary: that of all rows, by default the section's `vocab_size`.
     """
     vocabulary = vocabulary or config.size("vocab_size")
-    words = vocabulary - indicators
-    if words < 1:
+    visual_words = vocabulary - indicators
+    if visual_words < 1:
         raise config.error("vocab_size", vocabulary, f"more than the {indicators} that mark images")
     head = projector(
-        encoder_width, (words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
+        encoder_width, (visual_words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
     return {
         "visual_head": head,
-        "visual_embeddings_table": projector(words, (width, False, "identity"), output_marks=indicators),
+        "visual_embeddings_table": projector(visual_words, (width, False, "identity"), output_marks=indicators),
     }
 
 

@@ -86,7 +86,7 @@ def _perceiver(config: Config) -> Table:
 
 
 def _repeated_layers(config: Config) -> Table:
-    """Returns the layers of all blocks, which share the parameters of the first block's."""
+    """Returns the layers of all blocks, which share the parameters of the first block."""
     layers, blocks = config.size("num_self_attends_per_block"), config.size("num_blocks")
     if blocks == 1:
         return {"num_hidden_layers": layers}

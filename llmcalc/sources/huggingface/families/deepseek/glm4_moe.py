@@ -44,9 +44,9 @@ def _dots1(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_size("sliding_window")
-    first_sliding = depth if window is None else config.count("max_window_layers")
+    first_sliding_layer = depth if window is None else config.count("max_window_layers")
     attention_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding else "sliding" for i in range(depth)]
+        config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
     )
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {

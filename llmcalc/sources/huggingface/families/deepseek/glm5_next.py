@@ -129,8 +129,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
     choices = indexer_kinds(config, depth)
     mixers = [
-        choice if mixer == "indexed" else mixer
-        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
+        indexer_kind if mixer == "indexed" else mixer
+        for mixer, indexer_kind in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
     ]
     for i, mixer in enumerate(mixers):
         if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):

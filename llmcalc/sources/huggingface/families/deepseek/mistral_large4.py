@@ -72,19 +72,24 @@ def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
     """Returns `computed` for each layer with its own latents, and `shared` for layers that use a lower layer's."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(positions)
-    sources = config.sizes("kv_source_layers")
+    source_layers_in_config = config.sizes("kv_source_layers")
     expected = f"{len(positions)} indices of layers, each its own or that of a lower layer that has its own"
-    if len(sources) != len(positions) or any(
-        source_layer > i or sources[source_layer] != source_layer for i, source_layer in enumerate(sources)
+    if len(source_layers_in_config) != len(positions) or any(
+        source_layer > i or source_layers_in_config[source_layer] != source_layer
+        for i, source_layer in enumerate(source_layers_in_config)
     ):
-        raise config.error("kv_source_layers", sources, expected)
-    latent_sources = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
-    for i, source_layer in enumerate(sources):
+        raise config.error("kv_source_layers", source_layers_in_config, expected)
+    latent_sources = [
+        source_layer for source_layer in {*source_layers_in_config} if source_layers_in_config.count(source_layer) > 1
+    ]
+    for i, source_layer in enumerate(source_layers_in_config):
         if source_layer != i and not any(
             earlier_layer < i and positions[earlier_layer] == positions[i] for earlier_layer in latent_sources
         ):
-            raise config.error("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
-    return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
+            raise config.error(
+                "kv_source_layers", source_layers_in_config, f"{expected}, and with RoPE as layer {i} has it or not"
+            )
+    return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(source_layers_in_config)]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
@@ -95,12 +100,12 @@ def _rotary_attention(config_values: ConfigValues) -> Any:
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the layer whose latents it reads."""
     source_by_nope: dict[bool, int] = {}
-    sources = []
+    source_layers = []
     for i, mixer in enumerate(config_values.mixers):
         if not mixer.kv_shared:
             source_by_nope[mixer.mla_use_nope] = i
-        sources.append(source_by_nope[mixer.mla_use_nope])
-    return sources
+        source_layers.append(source_by_nope[mixer.mla_use_nope])
+    return source_layers
 
 
 MODULES: Modules = {

@@ -53,12 +53,12 @@ def _qwen2_moe(config: Config) -> Table:
     width = config.size("shared_expert_intermediate_size")
     depth = config.size("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
-    first_sliding = config.count("max_window_layers")
+    first_sliding_layer = config.count("max_window_layers")
     layer_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if uses_window and i < first_sliding and i % 2 == 0 else "full" for i in range(depth)],
+        ["sliding" if uses_window and i < first_sliding_layer and i % 2 == 0 else "full" for i in range(depth)],
     )
     window = config.optional_size("sliding_window")
     windows = (

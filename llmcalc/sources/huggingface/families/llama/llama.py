@@ -48,9 +48,9 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     if "sliding_window" not in config.defaults:
         return {}
     depth, window = config.size("num_hidden_layers"), config.optional_size("sliding_window")
-    first_sliding = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
+    first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    layer_kinds = ["full" if i < first_sliding else "sliding" for i in range(depth)]
+    layer_kinds = ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
     if by_layer or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None or not uses_window:

@@ -33,8 +33,8 @@ def _puzzle(config: Config) -> Table:
         layer_kind = layer.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer if len(block) > 1 else config))
     kinds_of_layers = [kind for kind, _ in layers]
-    lists = ("layer_types", "layers_block_type", "hybrid_override_pattern")
-    if any(config.has(name) for name in lists) and layer_kinds(config) != kinds_of_layers:
+    layer_list_fields = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    if any(config.has(name) for name in layer_list_fields) and layer_kinds(config) != kinds_of_layers:
         raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
     table = single_sublayer_model(config, layers)
     for _, layer in layers:

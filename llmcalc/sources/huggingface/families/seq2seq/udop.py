@@ -51,20 +51,20 @@ def _bias_buckets(config: Config) -> list[int]:
 
     By default there are three, of BUCKETS buckets each.
     """
-    field, entries = "relative_bias_args", config.get("relative_bias_args")
-    if entries is None:
+    field, bias_tables = "relative_bias_args", config.get("relative_bias_args")
+    if bias_tables is None:
         return [BUCKETS] * len(BIASES)
     expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
-    if not isinstance(entries, list) or not 1 <= len(entries) <= 16:
-        raise config.error(field, entries, expected)
+    if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
+        raise config.error(field, bias_tables, expected)
     bucket_counts = []
-    for i, entry in enumerate(entries):
-        known_type = isinstance(entry, dict) and entry.get("type") in (BIASES if i else BIASES[:1])
-        bucket_count = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
+    for i, bias_table in enumerate(bias_tables):
+        known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if i else BIASES[:1])
+        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
-            raise config.error(field, entries, expected)
-        if entry.get("prefix_bucket", False) is not False:
-            raise config.error(field, entries, "tables without prefix_bucket")
+            raise config.error(field, bias_tables, expected)
+        if bias_table.get("prefix_bucket", False) is not False:
+            raise config.error(field, bias_tables, "tables without prefix_bucket")
         bucket_counts.append(bucket_count)
     return bucket_counts
 
