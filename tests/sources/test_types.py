@@ -78,3 +78,17 @@ def test_a_router_computes_in_the_number_format_of_its_config(model_type: str) -
     assert float32_products(router_dtype="bfloat16") == {False}
     with pytest.raises(InputError, match="router_dtype: 'int8'; expected one of float32, float16, bfloat16"):
         spec_of({**config, "router_dtype": "int8"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "part"),
+    [
+        ("hymba", "attention and a state-space scan on the same input"),
+        ("gigachat3_5", "norms gated by a projection of rank 16"),
+        ("Motif", "activations of normalized powers"),
+    ],
+)
+def test_a_published_type_that_no_description_has_is_refused_with_its_part(model_type: str, part: str) -> None:
+    """TOML is no way out for it, so the message does not name it as one."""
+    with pytest.raises(InputError, match=f"its layers have {part}.*a description in TOML does not have either"):
+        llmcalc.load({"model_type": model_type, "architectures": ["Unknown"], "auto_map": {}, "hidden_size": 8})

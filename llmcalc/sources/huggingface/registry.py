@@ -383,6 +383,20 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     return not name and stated_type in unsupported_classes["language"]
 
 
+UNDESCRIBED_PARTS = {
+    "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
+    "hymba": "attention and a state-space scan on the same input, and learned tokens before the text",
+    "infimm-zephyr": "cross-attention to images between those of its text model",
+    "iquest_q1": "residual sums after norms, and keys as attention sinks",
+    "motif": "activations of normalized powers (PolyNorm)",
+    "step5": "queries scaled by the logarithm of their position",
+    "step5_text": "queries scaled by the logarithm of their position",
+    "xgenmm": "embeddings beside those of its text model",
+    "yuan": "convolutions over tokens before queries and keys (localized filtering)",
+    "zaya1_vl": "adapters for image tokens alone",
+}
+"""Model type of published code → what its layers have that no part of a description has."""
+
 IN_TOML = "its layers can be described in TOML, whose fields llmcalc schema lists"
 """What can be done about a config of a model type that is not supported."""
 
@@ -397,6 +411,9 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     ]
     if types_of_class:
         return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
+    undescribed_part = UNDESCRIBED_PARTS.get(config["model_type"].lower())
+    if undescribed_part is not None:
+        return f"its layers have {undescribed_part}, which a description in TOML does not have either"
     if "auto_map" in config:
         return f"its classes are code of its own repository (auto_map), which llmcalc never runs; {IN_TOML}"
     known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])
