@@ -1,5 +1,6 @@
-"""The arithmetic of language models: exact parameters, FLOPs and bytes of any architecture, as closed forms that are
-checked against a PyTorch model that runs.
+"""The arithmetic of language models: exact parameters, FLOPs and bytes of any architecture.
+
+The counts are closed forms, which are checked against a PyTorch model that runs.
 
     import llmcalc
     spec = llmcalc.load("llama3-8b")

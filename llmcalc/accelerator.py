@@ -239,7 +239,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes divided by the capacity; above 1 if the run does not fit."""
+        """The required bytes divided by the capacity, which is above 1 if the run does not fit."""
         return self.needed / self.capacity
 
     @property

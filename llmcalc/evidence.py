@@ -121,7 +121,7 @@ def by_source(name: str, test: str) -> Witness:
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """Returns the verification status of a sum: the weakest status of its terms; `exact` without terms."""
+    """Returns the verification status of a sum: the weakest status of its terms, or `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 
 
@@ -157,6 +157,6 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a class or function records directly, without inheritance; `UNTESTED` without a check."""
+    """Returns the check that a class or function records directly, without inheritance, or `UNTESTED`."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

@@ -286,8 +286,9 @@ class ModelSpec(Part):
 
     @property
     def top_size(self) -> int | None:
-        """The width that the output is projected back to; None if it keeps the width of the layers, or if the head's
-        own transform projects it.
+        """The embedding's width if the output is projected back to it before the head, else None.
+
+        It is None too if the head's own transform projects the output.
         """
         if self.main.keeps_embedding_width:
             return None
@@ -467,8 +468,9 @@ class ModelSpec(Part):
             self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
 
     def reference(self) -> nn.Module:
-        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
-        matter.
+        """Builds a PyTorch model with random weights.
+
+        This imports torch. Under `torch.device("meta")` the model has shapes without values.
         """
         return _reference_class()(self)
 

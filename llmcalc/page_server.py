@@ -37,8 +37,10 @@ machine's while a browser shows it (DNS rebinding), so that the site could read 
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves the files of a folder to this machine's browser, without a log. It lists no folders and follows no links
-    that lead out of the folder. A file that was rebuilt is never answered from a cache.
+    """Serves the files of a folder to this machine's browser, without a log.
+
+    It lists no folders and follows no links that lead out of the folder. A file that was rebuilt is never answered from
+    a cache.
     """
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}

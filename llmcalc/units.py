@@ -120,7 +120,7 @@ class Scale(NamedTuple):
     write_small: Callable[[Any], str]
 
     def write(self, value: float) -> str:
-        """Prints the value in this unit with two decimals; a value below 0.005 has a smaller unit: `4.00 KiB`."""
+        """Prints the value in this unit with two decimals. A value below 0.005 has a smaller unit: `4.00 KiB`."""
         scaled_value = value / self.factor
         is_small = 0 < abs(scaled_value) < 0.005
         return (self.write_small(value) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
@@ -164,7 +164,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def signed_percent(value: float, digits: int = 1) -> str:
-    """Prints a relative difference: `−6.7 %`, `+0.3 %`; `equal` if it is exactly 0, no sign if it rounds to 0."""
+    """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
     if value == 0:
         return "equal"
     text = f"{abs(100 * value):.{digits}f}"

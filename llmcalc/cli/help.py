@@ -1,4 +1,4 @@
-"""Help pages: options in panels; `--help` lists the common ones and `--help-all` all."""
+"""Help pages: options in panels, the common ones under `--help` and all under `--help-all`."""
 
 from __future__ import annotations
 

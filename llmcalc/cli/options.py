@@ -97,7 +97,7 @@ Overrides: TypeAlias = Annotated[
 
 
 def typed_name(option: Any) -> str:
-    """Returns the name of an option as the user typed it; the option's longest name if it was not typed."""
+    """Returns the name of an option as the user typed it, or the option's longest name if it was not typed."""
     words = {word.partition("=")[0] for word in sys.argv[1:]}
     names: list[str] = option.opts
     return next((name for name in names if name in words), max(names, key=len))

@@ -63,7 +63,7 @@ def open_stdout() -> Iterator[IO[str]]:
 
 
 def discard_stream(stream: IO[str]) -> None:
-    """Redirects a stream and its buffered text to the null device; a stream in memory is left unchanged."""
+    """Redirects a stream and its buffered text to the null device. A stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -74,7 +74,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
 
 
 def options_of(settings: type, names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
-    """Returns the options for the settings of a class. names: the settings' names; all settings if empty."""
+    """Returns the options for the settings of a class. names: the settings' names, empty for all."""
     declarations = declared(settings)
     return {name: option_of(declarations[name], getattr(settings, name)) for name in names or declarations}
 
@@ -115,7 +115,7 @@ def takes_declared(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
 
-    The parameter gets an object of the class. names: the settings' names; all settings if empty.
+    The parameter gets an object of the class. names: the settings' names, empty for all.
     """
     return replace_parameter(parameter, options_of(settings, names), lambda chosen: settings(**chosen))
 

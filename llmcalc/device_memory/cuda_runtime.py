@@ -78,7 +78,7 @@ HOPPER = Runtime()
 
 
 def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
-    """Returns the CUDA memory of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG; default not set.
+    """Returns the CUDA memory of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, by default not set.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """

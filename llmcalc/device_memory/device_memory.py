@@ -118,7 +118,7 @@ class DeviceMemory:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of free blocks in the allocator's segments at the peak; an estimate."""
+        """Bytes of free blocks in the allocator's segments at the peak, which are an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:

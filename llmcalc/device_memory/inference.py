@@ -156,7 +156,7 @@ class InferenceRun:
 
     @property
     def chunk(self) -> int:
-        """Tokens per sequence in each prompt pass; the last pass may have fewer tokens."""
+        """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
@@ -170,7 +170,7 @@ class InferenceRun:
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order; for phase `decode` also the cache of the prompt."""
+        """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._allocate_parameters(self.lowering)

@@ -70,7 +70,7 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
-    """Whether scaled_dot_product_attention can run all attention of a model that runs; idle encoders do not count.
+    """Whether scaled_dot_product_attention can run all attention of a model that runs. Idle encoders do not count.
 
     It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
     selection per head and no term added to the scores that the model's class does not give it as a mask.

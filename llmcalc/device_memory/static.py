@@ -68,7 +68,7 @@ class MemoryUse:
 
     @property
     def weights(self) -> Number:
-        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight counts once.
+        """Bytes of all parameters, in `dtype` or under the quantization scheme. A tied weight counts once.
 
         With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """

@@ -291,7 +291,7 @@ class TrainingRun:
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Hook between a backward pass and the release of its graph; does nothing on one device."""
+        """Runs between a backward pass and the release of its graph. It does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
         """Allocates the workspaces of the first `threads` threads, unless already allocated."""

@@ -47,12 +47,12 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts of the estimated seconds; waits between layers belong to the work."""
+    """Returns the parts of the estimated seconds. Waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in timed_run.parts.items() if seconds and name != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
-    """Returns the slowest nodes with their names; nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
     nodes = timed_run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [

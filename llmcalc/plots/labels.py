@@ -114,7 +114,7 @@ def place_names(
     places: Sequence[tuple[float, float, Any]] = PLACES,
     radius: float | Sequence[float] = 0,
 ) -> list[Annotation]:
-    """Writes labels beside points in order; a label without room is left out.
+    """Writes labels beside points in order. A label without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.

@@ -24,8 +24,9 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 @in_style
 def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
-    """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
-    module by module. The first bar is the number in the title.
+    """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
+
+    The first bar is the device's need, which is the number in the title.
 
     accelerator_fits: accelerators whose capacity is marked; default none.
     """

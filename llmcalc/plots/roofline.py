@@ -126,7 +126,7 @@ def _roof_text(timed_run: TimedRun, ridge: float) -> str:
 def _name_points(
     ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
 ) -> None:
-    """Labels points with the ends of their node paths, slowest first; overlapping points share one label."""
+    """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
     points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs

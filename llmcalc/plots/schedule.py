@@ -48,7 +48,7 @@ def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
-    """Draws each rank's passes with the numbers of their micro-batches; later chunks are paler.
+    """Draws each rank's passes with the numbers of their micro-batches. Later chunks are paler.
 
     Overlapped passes are drawn one above the other. inches: width of a unit of time.
     """

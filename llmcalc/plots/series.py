@@ -21,7 +21,7 @@ class CurveStyle(NamedTuple):
 
 
 def curve_style(curve_index: int) -> CurveStyle:
-    """Returns the style of curve number `curve_index`, counted from 0; the styles repeat after 24 curves."""
+    """Returns the style of curve number `curve_index`, counted from 0. The styles repeat after 24 curves."""
     round_index = curve_index // len(SERIES) % len(LINES)
     colour = SERIES[curve_index % len(SERIES)]
     channels = [round(int(colour[position : position + 2], 16) * SHADES[round_index]) for position in (1, 3, 5)]

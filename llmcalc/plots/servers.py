@@ -118,7 +118,7 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of logarithmic axes; at 1, 2 and 5 of each decade if there are few decades."""
+    """Writes whole numbers at the ticks of logarithmic axes, of few decades at 1, 2 and 5 of each."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

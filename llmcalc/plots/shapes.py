@@ -201,7 +201,7 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
 
 
 def _year_as_number(release_date: str) -> float:
-    """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
+    """Converts `2024-07` to 2024.5, and an unknown date to 0."""
     date_parts = [int(date_part) for date_part in release_date.split("-") if date_part]
     if not date_parts:
         return 0.0

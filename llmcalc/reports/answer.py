@@ -31,7 +31,7 @@ class Answer(ABC):
 
     @property
     def document(self) -> Any:
-        """The document that the command prints with `--format json`; a list of documents for several models."""
+        """The document that the command prints with `--format json`, or a list of documents for several models."""
         import json
 
         from .formats.plain import json_text

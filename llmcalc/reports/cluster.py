@@ -237,7 +237,7 @@ def _value_text(value: Any) -> str:
 
 
 def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
-    """Returns the JSON document of the memory of ranks; bytes are exact integers.
+    """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
@@ -347,7 +347,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
 
 
 def _kinds_by_rank(cluster: Cluster) -> list[Table]:
-    """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
+    """Returns the kinds of memory at the peak of each rank, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
     memory_kinds = [

@@ -63,7 +63,7 @@ class Load(NamedTuple):
     users: int
 
     def data(self, q: Quantities) -> dict[str, Any]:
-        """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
+        """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
         timed_run = q.decoding
         seconds: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.amount.as_data()

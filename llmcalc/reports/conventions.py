@@ -67,5 +67,5 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
 
 
 def conventions_data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Returns the rules of thumb as plain data; errors are fractions."""
+    """Returns the rules of thumb as plain data. Errors are fractions."""
     return [asdict(rule) for rule in rules]

@@ -55,7 +55,7 @@ SKIPPED_COLUMNS = (
 
 
 def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
-    """Returns a table of the files that were not compared; the JSON document does not list them.
+    """Returns a table of the files that were not compared. The JSON document does not list them.
 
     reasons: file → why it is not compared.
     """
@@ -155,7 +155,7 @@ def _both_values_text(quantity: Quantity) -> list[str]:
 
 
 def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
-    """Writes `0.50 GiB`; without scaling for units without a prefix, and for 0."""
+    """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
     return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
 
 
@@ -207,7 +207,7 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
 
 
 def _field_text(value: Any) -> str:
-    """Writes the value of a description's field; a dash if not set."""
+    """Writes the value of a description's field, or a dash if not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -79,7 +79,7 @@ class LinkedNote(str):
 
 
 def text_of_cell(cell: DisplayedValue) -> str:
-    """Returns the displayed text of a `DisplayedValue` cell; columns use it as their `write` function."""
+    """Returns the displayed text of a `DisplayedValue` cell. Columns use it as their `write` function."""
     return cell.text
 
 

@@ -261,7 +261,7 @@ def _memory_notes(memory: EngineMemory) -> list[str]:
 
 
 def _term_source(term: Term) -> str:
-    """Writes the source of a memory term; for an estimate, the logs on which it is based."""
+    """Writes the source of a memory term, with the logs on which an estimate is based."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 

@@ -155,7 +155,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 
 
 def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
-    """Returns one table per distinct node; equal nodes share a table."""
+    """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
@@ -316,7 +316,7 @@ def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 
 
 
 def _break_lines(text: str, width: int) -> list[str]:
-    """Breaks a text before + and − into lines of at most `width`; a short bracket stays whole if it fits."""
+    """Breaks a text before + and − into lines of at most `width`. A short bracket stays whole if it fits."""
     lines: list[str] = []
     for term in [
         term_part
@@ -500,5 +500,5 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
 
 
 def _latex_comment(text: str) -> str:
-    """Returns a LaTeX comment; the text is on one line."""
+    """Returns a LaTeX comment. The text is on one line."""
     return f"% {printable(text)}"

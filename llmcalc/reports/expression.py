@@ -109,7 +109,7 @@ def write_expression(expression: Any, style: Style = PLAIN) -> str:
 
 
 def terms_of_sum(expression: Any, style: Style = PLAIN) -> list[str]:
-    """Returns the terms of a sum as texts; each text after the first begins with its sign."""
+    """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1

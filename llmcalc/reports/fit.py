@@ -371,7 +371,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document of `fit` on one accelerator; bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator. Bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -142,7 +142,7 @@ def _by_format(peaks: dict[str, int]) -> dict[str, int]:
 
 
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
-    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null if unknown."""
+    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts, null if unknown."""
     link = hardware.interconnect
     return hardware.model_dump(mode="json") | {
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},

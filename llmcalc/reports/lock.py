@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Shortens a hash digest to its first digits; other values stay unchanged."""
+    """Shortens a hash digest to its first digits. Other values stay unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 

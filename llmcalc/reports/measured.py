@@ -44,7 +44,7 @@ def report(name: str, class_name: str, tree: ModuleSize) -> Report:
 
 
 def _short_name(name: str) -> str:
-    """Shortens a long list of module names to the first two and the last; JSON has all of them."""
+    """Shortens a long list of module names to the first two and the last. JSON has all of them."""
     names = name.split(",")
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 

@@ -172,7 +172,7 @@ def verdict_notes(fits: Sequence[Fit]) -> list[str]:
 
 
 def verdict_of(fit: Fit) -> str:
-    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is unknown and the nominal memory is compared."""
+    """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
     return f"{fit.verdict}*" if fit.nominal else fit.verdict
 
 
@@ -180,7 +180,7 @@ def verdict_of(fit: Fit) -> str:
 
 
 def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
-    """Returns the JSON document of the memory of one device; bytes are exact integers."""
+    """Returns the JSON document of the memory of one device. Bytes are exact integers."""
     memory_use = memory.states
     return {
         "model": model_data(preset),

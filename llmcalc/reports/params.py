@@ -97,7 +97,7 @@ Part: TypeAlias = tuple[str, Row]
 
 
 def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a layer group; the norms share a row."""
+    """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     table_parts: list[Part] = []
     for node_position in tree.place().children():
         if not node_position.optional or node_position.optional in include:
@@ -203,7 +203,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 
 
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
-    """Compares the count with the published figure; a difference has the preset's first reason."""
+    """Compares the count with the published figure. A difference has the preset's first reason."""
     published_figures, note = preset.published, preset.published.parameters_note or ""
     first_reason, further_reasons, _ = note.partition("; ")
     if further_reasons and preset.name in model_names():

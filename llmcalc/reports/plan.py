@@ -206,7 +206,7 @@ def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
 
 
 def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
-    """Returns a layout as plain data; bytes are exact integers.
+    """Returns a layout as plain data. Bytes are exact integers.
 
     tie: whether its time equals that of the layouts before it.
     """
@@ -224,7 +224,7 @@ def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool
 
 
 def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
-    """Returns a layout that was not replayed as plain data; bytes are exact integers."""
+    """Returns a layout that was not replayed as plain data. Bytes are exact integers."""
     return {
         "layout": candidate.layout.data(),
         "options": candidate.options,

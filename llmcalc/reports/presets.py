@@ -24,7 +24,7 @@ def _short_kind(kind: str) -> str:
 
 
 def _round_change(difference: str) -> str:
-    """Rounds `−14,848` to `−14.85 K`; other texts stay unchanged."""
+    """Rounds `−14,848` to `−14.85 K`. Other texts stay unchanged."""
     digits = difference[1:].replace(",", "")
     return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
 

@@ -133,7 +133,7 @@ class Chart(NamedTuple):
 
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
-        """Returns a chart in which the shortest pass has room for its name; a chart that is too wide is shortened."""
+        """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
             timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
         )
@@ -153,7 +153,7 @@ class Chart(NamedTuple):
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
-        """Draws a rank's passes through one chunk of layers; blank where the rank runs another chunk."""
+        """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
 
     def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:

@@ -102,7 +102,7 @@ def tpot_text(timed_run: TimedRun) -> str:
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
-    """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
+    """Returns the seconds per token of every user and the tokens/s as plain data, null without an estimate."""
     return {
         "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
         "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),

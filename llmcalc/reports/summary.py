@@ -78,7 +78,7 @@ def norm_style(block: Layer) -> str:
 
 
 def position_encodings(spec: ModelSpec) -> list[str]:
-    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` if there are none."""
+    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, or `no positions` if there are none."""
     names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:

@@ -44,7 +44,7 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
 
 
 def utilization_data(utilization: Utilization) -> dict[str, Any]:
-    """Returns the utilization as plain data; MFU and HFU are fractions of the peak FLOP/s."""
+    """Returns the utilization as plain data. MFU and HFU are fractions of the peak FLOP/s."""
     return {
         "hardware": utilization.hardware.name,
         "devices": utilization.devices,

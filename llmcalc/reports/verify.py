@@ -112,7 +112,7 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 
 def _quantity_group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all memory checks share a quantity."""
+    """Returns the quantity under which a check is reported. All memory checks share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
@@ -287,7 +287,7 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
 
 
 def _node_or_moment(check: Check) -> str:
-    """Returns the node of a failed check; for memory the moment, such as `training: backward peak`."""
+    """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment

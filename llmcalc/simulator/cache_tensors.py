@@ -11,7 +11,7 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """Returns the tensors of a recurrent state, allocated in the first pass; none without a cache."""
+    """The tensors that a module caches for later passes: keys and values, recurrent states, convolution inputs."""
 
     def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""

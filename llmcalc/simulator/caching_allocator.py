@@ -149,8 +149,9 @@ class Pool:
         return size, size
 
     def grow(self, units: int) -> tuple[int, int]:
-        """Adds pages to the expandable segment, so that its last free block has at least n units
-        (try_allocate_expandable_block). Returns the size of the block and the reserved units.
+        """Adds pages to the expandable segment, so that its last free block has at least this many units.
+
+        Returns the size of the block and the reserved units (try_allocate_expandable_block).
         """
         size = self.remove(self.bound) if self.bound in self.starts else 0
         reserved_units = -(-(units - size) // self.page) * self.page
@@ -214,14 +215,14 @@ class CachingAllocator:
         return self.reserved
 
     def _small_pool(self, stream: int) -> int:
-        """Returns the number of a stream's pool for small requests; the next number is the pool for large requests."""
+        """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
     def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps; storages keep their numbers across calls.
+        """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
@@ -427,7 +428,7 @@ class RequestedBytes:
         self._named: dict[Any, Any] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of consecutive equal layers; returns the allocator steps of the first layer.
+        """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """

@@ -78,7 +78,7 @@ class Region:
                 self.results[name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with a number; it lives as long as the caller references it."""
+        """Returns the saved tensor with a number. It lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute_region()
         assert self.recomputed is not None
@@ -224,7 +224,7 @@ def checkpoint(
 
 
 def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a function without autograd; the backward pass recomputes the function with autograd.
+    """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """

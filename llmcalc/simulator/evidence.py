@@ -30,7 +30,7 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default; kernels without a stated verification are untested."""
+    """Yields the kernels chosen instead of the default. Kernels without a stated verification are untested."""
     kernels = [vars(base)[kernel_name] for base in profile.__mro__ for kernel_name in vars(base)]
     for field in fields(kernel_choices):
         value = getattr(kernel_choices, field.name)

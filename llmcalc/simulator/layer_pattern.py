@@ -69,7 +69,7 @@ def find_pattern(order: Sequence[object]) -> Pattern:
 
 
 def shortened(order: list[Kind], new_repeats: int | None) -> list[Kind]:
-    """Returns the layers with fewer repeats of the pattern; all layers if `new_repeats` is None."""
+    """Returns the layers with fewer repeats of the pattern, or all layers if `new_repeats` is None."""
     if new_repeats is None:
         return order
     first_layer, period, repeats = find_pattern(order)

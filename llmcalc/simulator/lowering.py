@@ -223,7 +223,7 @@ class Lowering(ProgramLowering):
             self._checkpointed_module(module_call.scope, recomputed_module)
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs one layer; with recomputation only its input is saved."""
+        """Runs one layer. With recomputation, only its input is saved."""
         module_scope, recompute = module_call.scope, self.recompute
         layer_index = module_call.layer_index
         if layer_index is None or not recompute.layers or layer_index % recompute.every or not is_a_layer(module_scope):

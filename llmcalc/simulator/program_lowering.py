@@ -28,7 +28,7 @@ class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
-        """Runs a program and returns the result; all other tensors are freed."""
+        """Runs a program and returns the result. All other tensors are freed."""
         assert program.result is not None
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
@@ -48,7 +48,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program's dataflow before a run with recomputation; does nothing without recomputation."""
+        """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters in the program's order of use."""

@@ -26,7 +26,7 @@ from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases; passes of one case have the same memory events.
+    """Counts passes and sorts them into cases. Passes of one case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -59,7 +59,7 @@ class PassCounter:
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass; passes of the same case have the same memory events."""
+        """Returns the case of a pass. Passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
@@ -160,7 +160,7 @@ class PassRecorder(PassCounter):
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes; later events are not part of a pass."""
+        """Ends the recording and returns the recorded passes. Later events are not part of a pass."""
         return RecordedPasses(self.meter.cut(), self.passes)
 
 

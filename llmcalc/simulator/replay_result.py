@@ -57,7 +57,7 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Keeps the peaks of the second step; for the optimizer the higher peak of both steps."""
+        """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
         self.peaks = {
             allocation_place: peak
             for allocation_place, peak in second_step_peaks.items()

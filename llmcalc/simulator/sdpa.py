@@ -59,11 +59,11 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
 
 
 def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
-    """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, up to 256 on 9.0, or 192 with
-    values of 128 on 10.x (`check_cudnn_tensor_shapes`).
+    """Whether cuDNN's attention runs (`can_use_cudnn_attention`), which limits head sizes and dropout.
 
-    Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`), and its
-    mask gets no gradient (`check_attn_mask_shape`).
+    Head sizes are multiples of 8 up to 128, up to 256 on 9.0, or 192 with values of 128 on 10.x
+    (`check_cudnn_tensor_shapes`). The probability of dropout is a multiple of 1/16, so that 0.1 runs another backend
+    (`check_cudnn_dropout`), and the mask gets no gradient (`check_attn_mask_shape`).
     """
     has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 == 10
     limit = 256 if capability == 90 else 128

@@ -84,7 +84,7 @@ class ValueTensors:
     # --- tensors of values ------------------------------------------------------------------------------------------
 
     def shape(self, value: Value) -> Shape:
-        """Returns the shape of a value: [batch, rows, *axes]; without batch if shared, [*axes] without rows."""
+        """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
         sizes = tuple(axis.size for axis in value.axes)
         if value.rows is ONCE:
             return sizes

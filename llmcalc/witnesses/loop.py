@@ -76,7 +76,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU; elsewhere zeros, which route all rows to the same experts."""
+    """Returns random token ids on a GPU, and elsewhere zeros, which route all rows to the same experts."""
     return measure.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 

@@ -56,7 +56,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups nodes by matched modules of the class; a part of a module is a separate group.
+    """Groups nodes by matched modules of the class. A part of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """

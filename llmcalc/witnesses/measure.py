@@ -65,13 +65,13 @@ def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by module path; a shared parameter counts in its first module."""
+    """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module path; a shared parameter belongs to the first of `listed_modules`."""
+    """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
     rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
@@ -125,7 +125,7 @@ def module_names(module: nn.Module) -> frozenset[str]:
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all parameters; a shared parameter is listed under every name."""
+    """Returns the paths of all parameters. A shared parameter is listed under every name."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
@@ -235,7 +235,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path; a view of a longer storage counts as its elements."""
+    """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
         (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()

@@ -81,7 +81,7 @@ def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
 
 
 def measured_tree(module: nn.Module) -> ModuleSize:
-    """Returns a tree of parameters by module; a shared parameter counts in its first module."""
+    """Returns a tree of parameters by module. A shared parameter counts in its first module."""
     parameters_by_path = parameters(module)
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 

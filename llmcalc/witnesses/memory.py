@@ -313,7 +313,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns the bytes by quantity; for the first step only the peak."""
+        """Returns the bytes by quantity, for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {

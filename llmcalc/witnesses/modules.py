@@ -1,5 +1,6 @@
-"""Finds the modules of a `transformers` class that correspond to the nodes of the tree; their names differ from those
-of the reference.
+"""Finds the modules of a `transformers` class that correspond to the nodes of the model's tree.
+
+The names of these modules differ from those of the reference.
 
 The names are data: `USUAL` in `flow/module_names` for names that most classes share, and `Family.modules` for those of
 one family. Nodes are found from the top down, by name and never by number or size: below the modules of the parent

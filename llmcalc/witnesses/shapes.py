@@ -1,5 +1,6 @@
-"""Caches shapes of meta tensors. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
-the time of a pass over a small model.
+"""Caches the shapes of meta tensors, which torch computes slowly.
+
+torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of the time of a pass over a small model.
 
 This module imports torch, so import it only in functions that run torch.
 """

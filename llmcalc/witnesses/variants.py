@@ -54,7 +54,7 @@ def use_kernels(
 
 
 def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
+    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device. Torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
@@ -191,7 +191,7 @@ def fuse_norms(module: nn.Module) -> None:
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs torch's layer norm with float32 statistics as on GPUs; the CPU kernel has bfloat16 statistics."""
+    """Runs torch's layer norm with float32 statistics as on GPUs. The CPU kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
@@ -244,8 +244,10 @@ class FlashCrossEntropy(torch.autograd.Function):
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel's fused linear cross-entropy (0.8.5, ops/fused_linear_cross_entropy.py): gradients in the forward
-    pass."""
+    """Liger-Kernel's fused linear cross-entropy (0.8.5, ops/fused_linear_cross_entropy.py).
+
+    It computes the gradients in the forward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
@@ -507,7 +509,7 @@ class Lora(nn.Module):
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters and adds an adapter to each target layer; layers with tied weights share an adapter."""
+    """Freezes all parameters and adds an adapter to each target layer. Layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -105,7 +105,7 @@ class Padded(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The recurrent states before each row (token) of `of`; the first state is zeros."""
+    """The recurrent states before each row (token) of `of`. The first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -272,7 +272,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows of `of` (Funnel Transformer); a single pair is not averaged.
+    """The averages of pairs of the rows of `of` (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.

@@ -62,7 +62,7 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], workload: Workload) -> str:
-        """Returns the form of a step among the allowed `forms`; the first form is the default."""
+        """Returns the form of a step among the allowed `forms`. The first form is the default."""
         default_form, *other_forms = forms
         return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
 

@@ -1,5 +1,7 @@
-"""Rows that are recomputed because only their inputs are cached: a separate file, because its imports are slow and
-rarely needed."""
+"""Rows that are recomputed because only their inputs are cached.
+
+They have a separate file, because its imports are slow and rarely needed.
+"""
 
 from __future__ import annotations
 

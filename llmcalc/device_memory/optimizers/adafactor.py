@@ -58,7 +58,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a full second moment; vectors have none."""
+    """Whether a tensor has row and column means instead of a full second moment. Vectors have none."""
     return len(parameter.grad.shape) > 1
 
 

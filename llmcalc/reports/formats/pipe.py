@@ -109,7 +109,7 @@ def _table_lines(table: Table, width: int) -> Iterator[str]:
 
 
 def line_count(table: Table, width: int) -> int:
-    """Returns the number of lines of a table without its notes; rows that are too wide take several lines."""
+    """Returns the number of lines of a table without its notes. Rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
     heading = len(list(_table_lines(table._replace(rows=()), width)))
     if not table.rows:
@@ -165,7 +165,7 @@ def indented_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[
 
 
 def _wrapped_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
-    """Yields lines of at most `width`, broken between words; a longer word (a link) gets a separate line.
+    """Yields lines of at most `width`, broken between words. A longer word (a link) gets a separate line.
 
     A percent sign stays beside its number.
 

@@ -23,7 +23,7 @@ def write_json(report: Report, out: IO[str]) -> None:
 
 
 def json_text(report: Report, indent: int | None = None) -> str:
-    """Returns the document as JSON text; on one line without `indent`."""
+    """Returns the document as JSON text, on one line without `indent`."""
     import json as library
 
     return library.dumps(report.document(), indent=indent, default=_json_value)
@@ -72,7 +72,7 @@ def _no_formula(value: Any) -> Any:
 
 
 def table_records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
-    """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key.
+    """Returns the rows as dicts of raw values, None for an empty cell. `target` is the first key.
 
     leaves: whether only parts are given, as `leaves_of` does; default false.
     A column that has a fraction in any row has floats in all, so that tables of several models have the same types.
@@ -126,7 +126,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
-    """Returns a cell's number minus the sum of the cell's parts; other values stay unchanged."""
+    """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -135,7 +135,7 @@ def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; a nested row's first cell begins with the parents' names: `layers / mlp`."""
+    """Yields the rows. A nested row's first cell begins with the parents' names: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)

@@ -80,7 +80,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element; any other constant power allocates the same bytes."""
+        """Squares each element. Any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -242,7 +242,7 @@ class Elementwise(Views):
         return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def logsumexp(self, x: Tensor) -> Tensor:
-        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a temporary tensor (ReduceOps.cpp)."""
+        """Computes log Σ exp x over the last axis. The exponentials are a temporary tensor on a GPU (ReduceOps.cpp)."""
         shape, dtype = x.shape, x.dtype
         exponentials = self.graph.new_tensor(shape, dtype) if self.graph.multiprocessors else None
         output = self.graph.new_tensor(shape[:-1], dtype)

@@ -154,7 +154,7 @@ class Products(Elementwise):
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Multiplies matrices in the last two axes; leading axes are broadcast."""
+        """Multiplies matrices in the last two axes. Leading axes are broadcast."""
         low_b = self.operand(b)
         return self._matmul(self.operand(a), low_b)
 

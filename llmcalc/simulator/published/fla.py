@@ -292,7 +292,7 @@ def chunk_gated_delta_rule(
 def chunk_gated_delta_rule_alone(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs the chunked gated delta rule alone; the caller computes norms, gate and sigmoid.
+    """Runs the chunked gated delta rule alone. The caller computes norms, gate and sigmoid.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """

@@ -638,7 +638,7 @@ def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acce
 
 
 def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the caller allocates the gate's gradient."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272). The caller allocates the gate's gradient."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
     return dx, _dw(aten, flat_x, weight, groups, accelerator)

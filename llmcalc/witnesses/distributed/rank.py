@@ -104,7 +104,7 @@ class OnRank(CpuStorageTracker):
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
-        """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees parameters by `resize_`."""
+        """Tracks `resize_` of storages, which dispatch modes do not see. FSDP frees parameters by `resize_`."""
         original_resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:

@@ -29,7 +29,7 @@ TIMEOUT = 300
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs jobs one after the other in a process group of all processes. Returns the results of each job:
+    """Runs jobs one after the other in a process group of all processes, and returns the results of each job.
 
     ranks: (simulated, measured) bytes of each rank.
     scratch: kernel → bytes of its largest scratch block.

@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
+        """Applies RoPE to the first dimensions of x's last axis. The axis before it has the rows."""
         aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if rotates_every_dimension is None:
@@ -63,7 +63,7 @@ class AttentionKernels(Lowering):
         return aten.cat([rotated_left, rotated_right, unrotated_part])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Maps each pair (a, b) of x to (−b, a); a is in the first half of the last axis, b in the second half."""
+        """Maps each pair (a, b) of x to (−b, a), where a is in the first half of the last axis and b in the second."""
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
-        """Repeats key heads as `repeat_kv` of transformers does; a single head becomes a view.
+        """Repeats key heads as `repeat_kv` of transformers does. A single head becomes a view.
 
         x: [batch, key heads, rows, size].
         """

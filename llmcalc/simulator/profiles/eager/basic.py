@@ -350,7 +350,7 @@ class BasicKernels(Lowering):
         return self.cross_entropy(flat_logits, labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Computes cross-entropy of logits [tokens, vocabulary]; under autocast in float32 (autocast_mode.h)."""
+        """Computes cross-entropy of logits [tokens, vocabulary], under autocast in float32 (autocast_mode.h)."""
         aten = self.t
         float_logits = logits if self.graph.autocast is None else aten.to(logits, FLOAT32)
         return aten.nll_loss(aten.log_softmax(float_logits), labels)

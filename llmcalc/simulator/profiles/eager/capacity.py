@@ -17,7 +17,7 @@ class CapacityKernels(ExpertKernels):
     """Experts as in the reference with `expert_capacity`."""
 
     def store_tensor(self, value: Value, tensor: Tensor) -> None:
-        """Assigns a tensor to a value; rows of experts keep the shape [experts, rows, width]."""
+        """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
         if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
             self.bind(value, tensor)
         else:

@@ -42,7 +42,7 @@ class FakeQuantizationKernels(BasicKernels):
         return x, self._rounded(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
 
     def _rounded(self, x: Tensor, grouped_shape: Shape, quantizer: Path, is_symmetric: bool) -> Tensor:
-        """Returns x rounded in groups along the last axis of a shape; the quantizer's module keeps scales."""
+        """Returns x rounded in groups along the last axis of a shape. The quantizer's module keeps scales."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer] = scales
         scale, zero_point = (self.t.unsqueeze(tensor, -1) for tensor in scales)

@@ -126,7 +126,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        """Computes act(gate) · up; torch.compile and Liger-Kernel compute the activation in the backward pass again.
+        """Computes act(gate) · up. The backward pass of torch.compile and Liger-Kernel recomputes the activation.
 
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
@@ -207,7 +207,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
-        """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
+        """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
         autograd_graph, rows = self.graph, (logits.shape[0], 1)
         row_maxima = autograd_graph.new_tensor(rows, FLOAT32)
         total = autograd_graph.new_tensor(rows, FLOAT32)

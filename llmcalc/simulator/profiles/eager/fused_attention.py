@@ -138,8 +138,10 @@ class FusedAttention(AttentionKernels):
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
-        """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
-        keys, and then with keys and values of every head."""
+        """Runs F.scaled_dot_product_attention as transformers calls it.
+
+        The call has a mask unless causality determines the keys, and then keys and values of every head.
+        """
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
@@ -255,7 +257,7 @@ class FusedAttention(AttentionKernels):
         return record(autograd_graph, name, inputs, output, back, *inputs, *bias, output, sums, *seeds)
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
-        """Returns one mask per sequence of the batch; aligned masks are views with rows padded to a multiple of 16."""
+        """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
         aten, (_, heads, queries, keys) = self.t, mask.shape
         if is_aligned and keys % 16:
             padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
@@ -293,8 +295,11 @@ class FusedAttention(AttentionKernels):
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`: 0 and −∞ in the queries' number format; aligned, also a copy with rows of a
-        multiple of 16. transformers expands the mask, [queries, keys], to the sequences of the batch."""
+        """Runs `convert_boolean_attn_mask`, whose result has 0 and −∞ in the queries' number format.
+
+        transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
+        copy has rows padded to a multiple of 16.
+        """
         aten, (queries, keys) = self.t, mask.shape[-2:]
         minus_infinity = aten.new_tensor((), q.dtype)
         bias = aten.new_tensor((q.shape[0], 1, queries, keys), q.dtype)

@@ -42,7 +42,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
-        """Looks up embeddings; with checkpoints their output needs a gradient despite a frozen table.
+        """Looks up embeddings. With checkpoints their output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
@@ -261,7 +261,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
-        """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
+        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
@@ -330,7 +330,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.scale(aten.linear(aten.linear(aten.dropout(x) if has_dropout else x, lora_a), lora_b))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`).
+        """Computes x·Wᵀ + b. A 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`).
 
         The product has a number format of its own (bitsandbytes/nn/modules.py, `Linear4bit.forward`).
         """
@@ -403,7 +403,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.t.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Decodes the scales of a 4-bit weight, if these are quantised too; the forward pass adds their mean to a copy.
+        """Decodes the scales of a 4-bit weight, if these are quantised too. The forward pass adds their mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """

@@ -135,7 +135,7 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], index)
 
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
-        """Assigns distances to bins; far distances share logarithmic bins."""
+        """Assigns distances to bins. Far distances share logarithmic bins."""
         aten = self.t
         distance = self._relative_positions(queries, keys)
         log_bins = aten.like(aten.like(aten.like(distance)), dtype=FLOAT32)

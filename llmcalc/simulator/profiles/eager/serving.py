@@ -133,7 +133,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Notes the number of keys in the blocks selected by a lower layer; the kernel reads these keys in place."""
+        """Notes the number of keys in the blocks selected by a lower layer. The kernel reads these keys in place."""
         keys = self.tensor_of(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])

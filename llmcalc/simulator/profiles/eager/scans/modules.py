@@ -161,7 +161,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
-        """Returns the filters of a convolution; those of queries, keys and values are concatenated."""
+        """Returns the filters of a convolution. Those of queries, keys and values are concatenated."""
         filter_keys = [(*self.module_path(), f"{operation_name}_conv1d.weight") for operation_name in "qkv"]
         if filter_keys[0] in self.weights:
             return self.in_pool(shape, self.dtype)
