@@ -17,12 +17,12 @@ Number: TypeAlias = Any
 
 def _is_symbolic(*values: Number) -> bool:
     sympy = sys.modules.get("sympy")
-    return sympy is not None and any(isinstance(v, sympy.Basic) for v in values)
+    return sympy is not None and any(isinstance(value, sympy.Basic) for value in values)
 
 
 def _is_array(*values: Number) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and any(isinstance(v, numpy.ndarray) for v in values)
+    return numpy is not None and any(isinstance(value, numpy.ndarray) for value in values)
 
 
 def is_zero(value: Number) -> bool:

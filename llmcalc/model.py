@@ -139,8 +139,8 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for component in self.on_output():
-            component.check_output(output)
+        for output_component in self.on_output():
+            output_component.check_output(output)
         check_widths(self.towers)
         return self
 

@@ -107,17 +107,17 @@ def _short_name(option: Any, record: str) -> str:
 
 def _first_sentence(help: str) -> str:
     """Returns the first sentence of a help text, and the default value."""
-    help_text, mark, default = help.partition(" [default: ")
+    help_text, end_mark, default = help.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
-    return f"{first_sentence.rstrip('.')}{mark}{default}"
+    return f"{first_sentence.rstrip('.')}{end_mark}{default}"
 
 
 def _is_help(option: Any) -> bool:
     return option.name in ("help", "help_all")
 
 
-def _show_all_options(ctx: typer.Context, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
+def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
         ctx.meta[LISTS_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit()
@@ -137,8 +137,8 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
     )
 
-    def run(*, help_all: bool = False, **values: Any) -> None:
-        command(**values)
+    def run(*, help_all: bool = False, **typed_values: Any) -> None:
+        command(**typed_values)
 
     hints = get_type_hints(command, include_extras=True)
     parameters = [

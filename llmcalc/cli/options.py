@@ -110,13 +110,13 @@ def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str)
     text: help text.
     """
 
-    def checked(option: typer.CallbackParam, name: str | None) -> str | None:
+    def check_format(option: typer.CallbackParam, name: str | None) -> str | None:
         try:
             return None if name is None else canonical_name(name)
         except InputError as error:
             raise InputError(f"{typed_name(option)}: {error}") from None
 
-    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=checked, help=text)
+    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=check_format, help=text)
 
 
 def _known_cache_format(name: str) -> str:
@@ -143,11 +143,11 @@ def length_option(
     text, panel: its text and its panel on the help page.
     """
 
-    def checked(option: typer.CallbackParam, number: int | None) -> int | None:
+    def check_length(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(typed_name(option), number, least, most)
 
     return typer.Option(
-        name, *other_names, metavar="N", parser=_parse_length, callback=checked, help=text, rich_help_panel=panel
+        name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=text, rich_help_panel=panel
     )
 
 
@@ -235,7 +235,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def checked(value: str | None) -> Any:
+    def check_phase(value: str | None) -> Any:
         return None if value is None else one_of("--phase", value, words)
 
     choices_text = "|".join(get_args(words))
@@ -243,7 +243,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
         "--phase",
         metavar=choices_text,
         parser=str,
-        callback=checked,
+        callback=check_phase,
         help=text,
         autocompletion=completion_of(lambda: get_args(words)),
         show_default=show_default,
@@ -323,7 +323,7 @@ FormatOption: TypeAlias = Annotated[
 def _file_option(name: str) -> Any:
     """Returns the option for the output file, whose path is checked before anything is computed."""
 
-    def checked(path: Path | None) -> Path | None:
+    def check_path(path: Path | None) -> Path | None:
         """Returns the path unchanged if it can be written; `-` means standard output."""
         if path == Path("-"):
             return None
@@ -335,7 +335,7 @@ def _file_option(name: str) -> Any:
         name,
         "-o",
         metavar="FILE",
-        callback=checked,
+        callback=check_path,
         help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
         rich_help_panel="Output",

@@ -51,7 +51,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
         "hidden": not setting.common,
     }
 
-    def checked(option: typer.CallbackParam, value: Any) -> Any:
+    def check_value(option: typer.CallbackParam, value: Any) -> Any:
         return declaration.checked(value, typed_name(option))
 
     if declaration.kind is bool:
@@ -66,7 +66,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
-        callback=checked,
+        callback=check_value,
         autocompletion=completion_of(setting.complete or (lambda: words)),
         **common_arguments,
     )
@@ -98,12 +98,15 @@ def replace_parameter(
                 parameters.append(argument.replace(annotation=hints[name]))
                 continue
             parameters += [
-                inspect.Parameter(option_name, argument.kind, default=option.default, annotation=option.annotation)
-                for option_name, option in options.items()
+                inspect.Parameter(setting_name, argument.kind, default=option.default, annotation=option.annotation)
+                for setting_name, option in options.items()
             ]
 
-        def run(**values: Any) -> None:
-            command(**{parameter: combine({option_name: values.pop(option_name) for option_name in options})}, **values)
+        def run(**typed_values: Any) -> None:
+            command(
+                **{parameter: combine({setting_name: typed_values.pop(setting_name) for setting_name in options})},
+                **typed_values,
+            )
 
         return with_signature(run, command, parameters)
 

@@ -128,9 +128,9 @@ class MemoryUse:
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
-    def paged(self, block: int, tokens: Number) -> Number:
-        """Returns the bytes of a paged cache with this many tokens per sequence, in whole blocks of `block` tokens."""
-        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
+    def paged(self, block_tokens: int, tokens: Number) -> Number:
+        """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
+        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
     @property
     def full_context(self) -> Number:
@@ -229,11 +229,11 @@ def _inference_memory(
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published_dtype)
-        key = settings.quantize, weights, count.include
-        if key not in quantized_sizes:
-            names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-            quantized_sizes[key] = quantized_size(spec, scheme, weights, count.include, names)
-        stored_size = quantized_sizes[key]
+        format_name = settings.quantize, weights, count.include
+        if format_name not in quantized_sizes:
+            cache_formats = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+            quantized_sizes[format_name] = quantized_size(spec, scheme, weights, count.include, cache_formats)
+        stored_size = quantized_sizes[format_name]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -333,13 +333,15 @@ def _optimizer_state(
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
-        states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
-        return record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
-    states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+        optimizer_state = _float_format(
+            settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights
+        )
+        return record.state(list(trained_tensors(count.tree, count.include)), optimizer_state, momentum)
+    optimizer_state = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copies = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
+    return record.state(adapters.adapters(count.tree, count.include), optimizer_state, momentum).with_more(copies)
 
 
 def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:

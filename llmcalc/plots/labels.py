@@ -51,9 +51,9 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(value: float, write: Callable[[Any], str]) -> str:
+def tick_text(value: float, write_value: Callable[[Any], str]) -> str:
     """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number_text, _, unit = write(value).partition(" ")
+    number_text, _, unit = write_value(value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
@@ -93,15 +93,15 @@ class Box(NamedTuple):
 
     def overlaps(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
-        is_separate = self.right <= other_box.left or other_box.right <= self.left
-        return not is_separate and self.bottom < other_box.top and other_box.bottom < self.top
+        is_apart = self.right <= other_box.left or other_box.right <= self.left
+        return not is_apart and self.bottom < other_box.top and other_box.bottom < self.top
 
     def contains(self, x: float, y: float) -> bool:
         """Whether a point lies inside the box."""
         return self.left < x < self.right and self.bottom < y < self.top
 
 
-def _outward(shift: float, radius: float) -> float:
+def _shift_from_edge(shift: float, radius: float) -> float:
     """Converts a shift from a point's centre to a shift from the point's edge."""
     return shift + math.copysign(radius, shift) if shift else 0
 
@@ -111,14 +111,15 @@ def place_names(
     points: Sequence[tuple[float, float]],
     names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
-    places: Sequence[tuple[float, float, Any]] = PLACES,
+    label_places: Sequence[tuple[float, float, Any]] = PLACES,
     radius: float | Sequence[float] = 0,
 ) -> list[Annotation]:
     """Writes labels beside points in order. A label without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
-    places: places of a name, the preferred one first; a line leads to the point from those that are not in `PLACES`.
+    label_places: places of a name, the preferred one first. A line leads to the point from places that are not in
+        `PLACES`.
     radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A sequence has the radius of
     each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
@@ -129,14 +130,17 @@ def place_names(
     pixels = ax.figure.dpi / 72
     same_radius = radius if isinstance(radius, (int, float)) else 0
     dots = [
-        (*ax.transData.transform(point), max(point_radius, same_radius) * pixels)
-        for point, point_radius in (*zip(points, radii, strict=True), *((point, 0.0) for point in other_points))
+        (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels)
+        for data_point, point_radius in (
+            *zip(points, radii, strict=True),
+            *((data_point, 0.0) for data_point in other_points),
+        )
     ]
     annotations: list[Annotation] = []
-    for point, name, point_radius in zip(points, names, radii, strict=True):
+    for data_point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
             escape_label(name),
-            point,
+            data_point,
             xytext=(GAP, 0),
             textcoords="offset points",
             va="center",
@@ -144,9 +148,9 @@ def place_names(
             fontsize=7.5,
             color=INK,
         )
-        point_in_pixels = ax.transData.transform(point)
-        for shift_right, shift_up, alignment in places:
-            position = _outward(shift_right, point_radius), _outward(shift_up, point_radius)
+        point_in_pixels = ax.transData.transform(data_point)
+        for shift_right, shift_up, alignment in label_places:
+            position = _shift_from_edge(shift_right, point_radius), _shift_from_edge(shift_up, point_radius)
             text.set_position(position)
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
@@ -167,8 +171,11 @@ def place_names(
             half_height = extent.height / 2 / pixels if alignment == "center" else 0
             line_end = position[0], position[1] - math.copysign(half_height, position[1])
             line_points = [
-                (point_in_pixels[0] + share * line_end[0] * pixels, point_in_pixels[1] + share * line_end[1] * pixels)
-                for share in LINE_SAMPLES
+                (
+                    point_in_pixels[0] + line_share * line_end[0] * pixels,
+                    point_in_pixels[1] + line_share * line_end[1] * pixels,
+                )
+                for line_share in LINE_SAMPLES
                 if has_line
             ]
             overlaps = any(
@@ -186,7 +193,7 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
+                    ax.annotate("", data_point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

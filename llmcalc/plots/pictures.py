@@ -47,9 +47,9 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     from ..costs.cache import kv
     from .context import cache
 
-    for preset in models:
-        with name_in_errors(preset):
-            kv(preset.model, dtype_name=kv_dtype)
+    for model_preset in models:
+        with name_in_errors(model_preset):
+            kv(model_preset.model, dtype_name=kv_dtype)
     return cache(models, kv_dtype)
 
 

@@ -34,8 +34,8 @@ def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None =
     rows = 2 if is_narrow() else 1
     figure = new_figure(10, 3.4 * rows + 1) if ax is None else None
     cache_axes, flops_axes = axes_of_panels(figure.subplots(rows, 2 // rows) if figure is not None else ax, 2)
-    for i, (name, study) in enumerate(studies):
-        _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
+    for budget_index, (name, study) in enumerate(studies):
+        _draw_curves(cache_axes, flops_axes, name, study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
     for ax_of_panel, title in (
         (cache_axes, "KV cache per token"),
@@ -142,8 +142,8 @@ def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
     draw_heading(figure, title)
     handles, labels = ax.get_legend_handles_labels()
-    place = "outside lower center" if is_narrow() else "outside upper right"
-    figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=9)
+    legend_place = "outside lower center" if is_narrow() else "outside upper right"
+    figure.legend(handles, labels, loc=legend_place, ncols=2, frameon=False, fontsize=9)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
@@ -170,11 +170,11 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, quantities in models:
-        value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
+        quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
         x_value = float(quantities.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
-        if value and x_value:
+        if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
-                Point(x_value, value, preset.display, preset.name)
+                Point(x_value, quantity_value, preset.display, preset.name)
             )
     for mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
@@ -192,12 +192,14 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     if x_quantity == "parameters":
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))
+        ax.xaxis.set_major_formatter(
+            FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
+        )
     ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
     points = [*points_by_kind[False], *points_by_kind[True]]
-    median = sorted(point.y for point in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
+    median_value = sorted(point.y for point in points)[len(points) // 2] if points else 1
+    return sorted(points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:

@@ -64,12 +64,12 @@ class Answer(ABC):
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:
         """Builds the answer from a result. context: additional fields, such as the report and the model."""
-        values: dict[str, Any] = {
+        field_values: dict[str, Any] = {
             result_field.name: getattr(result, result_field.name)
             for result_field in fields(result)
             if result_field.init
         }
-        return cls(**values, **context)
+        return cls(**field_values, **context)
 
 
 @frozen(repr=False)

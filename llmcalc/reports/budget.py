@@ -68,19 +68,20 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
 
 def _check_name(check: Check) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
-    name = f"fits on {check.on}" if check.on else check.key
-    return f"{name} ({settings})" if settings else name
+    settings = ", ".join(f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items())
+    setting_name = f"fits on {check.on}" if check.on else check.key
+    return f"{setting_name} ({settings})" if settings else setting_name
 
 
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
-    write = WRITE[KINDS.get(check.key, "bytes")]
+    write_value = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(
-        write(_number_or_none(limit_value)) == write(_number_or_none(check.measured)) for limit_value in other_limits
+        write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
+        for limit_value in other_limits
     )
-    return f"{_number_or_none(value):,}" if is_near else write(_number_or_none(value))
+    return f"{_number_or_none(value):,}" if is_near else write_value(_number_or_none(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
@@ -98,8 +99,8 @@ def _write_share(check: Check) -> float | None:
     return float(check.measured / limit.value) if limit.value else None
 
 
-def _number_or_none(value: Fraction) -> int | float:
-    return int(value) if value.denominator == 1 else float(value)
+def _number_or_none(json_value: Fraction) -> int | float:
+    return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
 def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def junit(file: str, checks: list[Check]) -> str:
 
 def failure_message(check: Check, limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
-    kind = KINDS.get(check.key, "bytes")
-    unit = "parameters" if kind == "count" else kind
-    measured_text, bound = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
-    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound}"
+    check_kind = KINDS.get(check.key, "bytes")
+    unit = "parameters" if check_kind == "count" else check_kind
+    measured_text, bound_text = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
+    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound_text}"

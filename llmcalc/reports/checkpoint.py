@@ -20,8 +20,8 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and name prefix."""
     elements_by_prefix: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
-        prefix = pattern.partition(".*")[0] if ".*" in pattern else pattern.removesuffix(".weight")
+        name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
+        prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[prefix] = elements_by_prefix.get(prefix, 0) + tensor.elements
     document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
@@ -43,14 +43,15 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             ],
         },
     }
-    columns = (
+    prefix_columns = (
         Column("component", "component", justify="left"),
         Column("elements", "elements", units.exact),
         Column("share", "share", units.percent),
     )
-    total = checkpoint.elements or 1
+    total_elements = checkpoint.elements or 1
     part_rows = [
-        Row([prefix, element_count, element_count / total]) for prefix, element_count in elements_by_prefix.items()
+        Row([prefix, element_count, element_count / total_elements])
+        for prefix, element_count in elements_by_prefix.items()
     ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
@@ -76,7 +77,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         [
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
-                columns,
+                prefix_columns,
                 part_rows,
                 notes=notes,
                 name="tensors",

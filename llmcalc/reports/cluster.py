@@ -46,7 +46,7 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    is_even = len({next_start - start for start, next_start in pairwise(starts)}) == 1
+    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(starts)}) == 1
     return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
 
 
@@ -119,8 +119,8 @@ def report(
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
-    column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
-    memory_use = column.states
+    rank_column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
+    memory_use = rank_column.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
@@ -155,9 +155,9 @@ def report(
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
-    columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
+    rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(rank_column) for rank_column in RANK_COLUMNS]
     has_stages = layout.pp > 1
-    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
+    ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
@@ -167,8 +167,8 @@ def report(
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
-    fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
+    fits_table = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         cluster_data(preset, cluster, fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
@@ -178,7 +178,7 @@ def report(
             *_kinds_by_rank(cluster),
             phases,
             *([messages] if messages.rows else []),
-            fits_on,
+            fits_table,
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
@@ -212,8 +212,10 @@ def _launch_notes(launch: Launch | None) -> list[str]:
     notes = list(launch.notes)
     if launch.filled_in:
         version = f" {launch.version}" if launch.version else ""
-        values = ", ".join(f"{name} {_value_text(value)}" for name, value in launch.filled_in.items())
-        notes.insert(0, f"defaults of {launch.program}{version}: {values}")
+        defaults_text = ", ".join(
+            f"{name} {_value_text(default_value)}" for name, default_value in launch.filled_in.items()
+        )
+        notes.insert(0, f"defaults of {launch.program}{version}: {defaults_text}")
     return notes
 
 
@@ -268,16 +270,16 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
             "device_rank": cluster.device_rank.rank,
             "by_rank": [
                 {
-                    "rank": item.rank,
-                    "stage": item.stage,
-                    "layers": layers[item.stage],
-                    "peak_bytes": item.device.peak_bytes,
-                    "after_step_bytes": item.device.after_step_bytes,
-                    "reserved_bytes": item.device.reserved_bytes,
-                    "device_bytes": item.device.device_bytes,
-                    "by_kind": dict(item.device.by_kind),
+                    "rank": rank.rank,
+                    "stage": rank.stage,
+                    "layers": layers[rank.stage],
+                    "peak_bytes": rank.device.peak_bytes,
+                    "after_step_bytes": rank.device.after_step_bytes,
+                    "reserved_bytes": rank.device.reserved_bytes,
+                    "device_bytes": rank.device.device_bytes,
+                    "by_kind": dict(rank.device.by_kind),
                 }
-                for item in cluster.by_rank
+                for rank in cluster.by_rank
             ],
             "parameters": cluster.memory.states.count.total,
         },
@@ -285,14 +287,14 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
         if cluster.messages is None
         else [
             {
-                "group": item.group,
-                "ranks": item.ranks,
-                "kind": item.kind,
-                "count": item.count,
-                "buffer_bytes": item.bytes,
-                "wire_bytes": item.count * item.wire_bytes,
+                "group": rank.group,
+                "ranks": rank.ranks,
+                "kind": rank.kind,
+                "count": rank.count,
+                "buffer_bytes": rank.bytes,
+                "wire_bytes": rank.count * rank.wire_bytes,
             }
-            for item in cluster.messages
+            for rank in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
         "fits": fits_data(fits),
@@ -311,11 +313,11 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals[0] += message.count
         totals[1] = max(totals[1], message.bytes)
         totals[2] += message.count * message.wire_bytes
-    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in totals_by_message))
-    ordered_messages = sorted(totals_by_message.items(), key=lambda message: groups.index(message[0][:2]))
+    rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
-        for (group, ranks, message_kind), totals in ordered_messages
+        Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals])
+        for (rank_group, ranks, message_kind), totals in ordered_messages
     ]
 
 
@@ -369,11 +371,11 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
 def _number_ranges(numbers: Sequence[int]) -> str:
     """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
     ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
+    for next_number in numbers:
+        if ranges and next_number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [next_number]
         else:
-            ranges.append([number])
+            ranges.append([next_number])
     return ", ".join("–".join(map(str, ends)) for ends in ranges)
 
 

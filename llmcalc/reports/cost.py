@@ -33,9 +33,9 @@ COLUMNS = (
 )
 
 
-def amount_text(value: float, digits: int = 2) -> str:
+def amount_text(amount: float, digits: int = 2) -> str:
     """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
-    rounded_value = float(f"{value:.{digits}g}")
+    rounded_value = float(f"{amount:.{digits}g}")
     return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
@@ -46,7 +46,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         Row(
             [
                 TITLES[name][0],
-                *(DisplayedValue(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                *(DisplayedValue(range_end, amount_text(range_end, digits)) for range_end in _range_ends(amount)),
                 TITLES[name][1],
             ]
         )

@@ -117,14 +117,14 @@ def _length_warnings(difference: Difference) -> list[str]:
 
 def _answer_text(difference: Difference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
-    total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
+    total_change = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"
-    if not total.changed:
+    if not total_change.changed:
         return "as many parameters"
-    relative = _relative_change(total)
-    relative_text = "" if relative is None else f" ({units.signed_percent(relative)})"
-    return f"{_change_text(total)} parameters{relative_text}"
+    relative_change = _relative_change(total_change)
+    relative_text = "" if relative_change is None else f" ({units.signed_percent(relative_change)})"
+    return f"{_change_text(total_change)} parameters{relative_text}"
 
 
 def _quantity_row(quantity: Quantity) -> Row:
@@ -143,14 +143,18 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    values = [value for value in (quantity.before, quantity.after) if value]
+    values = [larger_value for larger_value in (quantity.before, quantity.after) if larger_value]
     if not values:
-        return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]
+        return [
+            "–" if larger_value is None else WRITE[quantity.unit](larger_value)
+            for larger_value in (quantity.before, quantity.after)
+        ]
     scale = SCALE[quantity.unit](max(values))
     if min(values) < scale.factor / 10:
         scale = SCALE[quantity.unit](min(values))
     return [
-        "–" if value is None else _scaled_text(scale, quantity, value) for value in (quantity.before, quantity.after)
+        "–" if larger_value is None else _scaled_text(scale, quantity, larger_value)
+        for larger_value in (quantity.before, quantity.after)
     ]
 
 
@@ -182,13 +186,16 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
         scale = scale_function(largest_change)
 
-    def cell(value: float | None) -> DisplayedValue:
+    def write_value(value: float | None) -> DisplayedValue:
         return DisplayedValue(value, "–" if value is None else scale.write(value))
 
-    def change(value: float) -> DisplayedValue:
+    def write_change(value: float) -> DisplayedValue:
         return DisplayedValue(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
 
-    rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown_nodes]
+    rows = [
+        Row([node.name, write_value(node.before), write_value(node.after), write_change(node.change)])
+        for node in shown_nodes
+    ]
     hidden_count = len(nodes) - len(rows)
     notes = (
         [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
@@ -222,8 +229,11 @@ def _difference_data(difference: Difference) -> dict[str, Any]:
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
         "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
-        "quantities": [_quantity_data(item) for item in difference.quantities],
-        "components": {name: [_quantity_data(item) for item in nodes] for name, nodes in difference.components.items()},
+        "quantities": [_quantity_data(changed_field) for changed_field in difference.quantities],
+        "components": {
+            name: [_quantity_data(changed_field) for changed_field in nodes]
+            for name, nodes in difference.components.items()
+        },
     }
 
 

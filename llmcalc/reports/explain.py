@@ -110,8 +110,12 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
-            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _with_numbers(explanation)))
+            formula_key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
+            for formula_key, style in (
+                ("symbolic", PLAIN),
+                ("latex", LATEX),
+                ("substituted", _with_numbers(explanation)),
+            )
         },
         "in_units_of_h": None if formula.in_hidden is None else write_expression(formula.in_hidden),
         "value": _write_plain(formula.value),
@@ -159,8 +163,8 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
-        labels = [QUANTITIES[f.quantity][0] for f in section.formulas]
-        width = LINE - 4 - max(len(label) for label in (*labels, "in units of h"))
+        formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in section.formulas]
+        width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         rows: list[Row] = []
         for formula in section.formulas:
             rows += _formula_rows(QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), width)
@@ -203,7 +207,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         is_first = not tables
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
-    has_proportions = any(f.in_hidden is not None for f in model.formulas)
+    has_proportions = any(section_formula.in_hidden is not None for section_formula in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
     proportions = ", ".join(
         f"{write_expression(numerator)} = {write_expression(denominator)}" for numerator, denominator in pairs
@@ -231,36 +235,38 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
     values_only = not explanation.formulas.has_symbols
-    blocks: list[list[tuple[Section, str, list[str]]]] = []
+    component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, name in zip(explanation.sections[:-1], names, strict=False):
         is_layer = section.places[0].numeric_node.kind == "layer"
-        if is_layer or not blocks or section.depth <= blocks[-1][0][0].depth:
-            blocks.append([])
+        if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
+            component_blocks.append([])
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            value = write_expression(formula.in_length, Style(grouped=True))
+            formula_value = write_expression(formula.in_length, Style(grouped=True))
             formula_texts = (
-                [value] if values_only else list(dict.fromkeys((write_expression(formula.expression), value)))
+                [formula_value]
+                if values_only
+                else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
-        if not blocks[-1]:
-            blocks.pop()
+            component_blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
+        if not component_blocks[-1]:
+            component_blocks.pop()
     rows: list[Row] = []
     first_names: dict[tuple[object, ...], str] = {}
-    for block in blocks:
-        section, name, _ = block[0]
+    for component_block in component_blocks:
+        section, name, _ = component_block[0]
         layer_name = name.partition(" × ")[0]
-        contents = tuple(
+        block_contents = tuple(
             (component.depth, component_name, tuple(formula_texts))
-            for component, component_name, formula_texts in block[1:]
+            for component, component_name, formula_texts in component_block[1:]
         )
-        key = (section.places[0].numeric_node.kind, tuple(block[0][2]), contents)
-        first_name = first_names.setdefault(key, layer_name)
+        component_key = (section.places[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
+        first_name = first_names.setdefault(component_key, layer_name)
         if section.places[0].numeric_node.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
-        for component, component_name, formula_texts in block:
+        for component, component_name, formula_texts in component_block:
             rows += _formula_rows(component_name, formula_texts, width, component.depth)
     return rows
 
@@ -334,15 +340,20 @@ def _split_terms(text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken: set[int] = set()
-    for i, mark in enumerate(text):
-        if mark == "(":
+    for i, bracket in enumerate(text):
+        if bracket == "(":
             open_brackets.append(i)
-        elif mark == ")" and open_brackets and i - open_brackets[-1] < short_length:
+        elif bracket == ")" and open_brackets and i - open_brackets[-1] < short_length:
             unbroken.update(range(open_brackets.pop(), i))
-        elif mark == ")" and open_brackets:
+        elif bracket == ")" and open_brackets:
             open_brackets.pop()
-    cut_indices = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
-    return [text[start:end].strip() for start, end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)]
+    cut_indices = [
+        sign_match.start() for sign_match in re.finditer(r" [+−] ", text) if sign_match.start() not in unbroken
+    ]
+    return [
+        text[term_start:term_end].strip()
+        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)
+    ]
 
 
 def _section_heading(section: Section) -> str:
@@ -366,15 +377,15 @@ def _paths_text(section: Section) -> str:
     left_out_paths = (
         ", ".join(node_path.path for node_path in section.places if node_path.optional) if counted_places else ""
     )
-    left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
+    left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_places or repeat_count == 1:
-        return f"at {paths}{left_out}"
-    totals = [
+        return f"at {paths}{left_out_text}"
+    model_totals = [
         f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
         for formula in section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]
-    return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
+    return f"at {paths}" + (f": {model_totals[0]} in total" if model_totals else "") + left_out_text
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
@@ -385,8 +396,8 @@ def _legend_table(explanation: Explanation) -> list[Table]:
         Column("value", "value", lambda value: f"{value:,}"),
     )
     rows = [
-        Row([name, entry["field"], None if name == KEYS else entry["value"]])
-        for name, entry in _symbol_meanings(explanation).items()
+        Row([symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"]])
+        for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
     return [Table("", columns, rows, name="symbols")] if rows else []
 
@@ -462,10 +473,12 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
 
     bibtex: whether BibTeX entries of the papers are added.
     """
-    out: list[str] = [_latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))]
+    latex_lines: list[str] = [
+        _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
+    ]
     for section in explanation.sections:
-        out.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.places)))
-        lines = []
+        latex_lines.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.places)))
+        equation_lines = []
         for formula in section.formulas:
             formula_texts = [
                 write_expression(formula.expression, LATEX),
@@ -473,30 +486,31 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
             ]
             formula_texts.append(write_expression(formula.in_length, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
-            lines += [
+            equation_lines += [
                 (name if i == 0 else "") + f" &= {formula_text}"
                 for i, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
-        out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
+        latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     symbols = _symbol_meanings(explanation).items()
     legend = [
-        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(meaning['value']))} && \text{{{latex_text(meaning['field'])}}}"
-        for n, meaning in symbols
+        rf"{LATEX.symbol(name)} &= {LATEX.number(Fraction(meaning['value']))} "
+        rf"&& \text{{{latex_text(meaning['field'])}}}"
+        for name, meaning in symbols
     ]
-    out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     sources = list(
         dict.fromkeys(
             node_path.source for section in explanation.sections for node_path in section.places if node_path.source
         )
     )
-    out += [_latex_comment(f"source: {source}") for source in sources]
+    latex_lines += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
         cited_papers, uncited_sources = papers(sources)
-        out += ["", *(paper.bibtex() for paper in cited_papers)]
-        out += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
+        latex_lines += ["", *(paper.bibtex() for paper in cited_papers)]
+        latex_lines += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
     elif sources:
-        out.append("% --bibtex adds their entries")
-    return "\n".join(out) + "\n"
+        latex_lines.append("% --bibtex adds their entries")
+    return "\n".join(latex_lines) + "\n"
 
 
 def _latex_comment(text: str) -> str:

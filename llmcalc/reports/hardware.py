@@ -12,12 +12,12 @@ from .notes import aliases_note
 from .sourcing import source_notes
 
 
-def _rate_text(value: float) -> str:
-    return units.amount(value, "B/s")
+def _rate_text(rate: float) -> str:
+    return units.amount(rate, "B/s")
 
 
-def _ratio_text(value: float) -> str:
-    return f"{value:.0f}" if value >= 1 else f"{value:.1f}"
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.1f}"
 
 
 TERA, GIGA = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
@@ -116,9 +116,9 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     figures.append(("compute capability", hardware.compute_capability, str, ""))
     figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
     rows = [
-        Row([name, write(value), None if isinstance(value, str) else value, unit, None])
-        for name, value, write, unit in figures
-        if value is not None
+        Row([name, write_figure(figure), None if isinstance(figure, str) else figure, unit, None])
+        for name, figure, write_figure, unit in figures
+        if figure is not None
     ]
     for peaks, sums in ((hardware.peak_flops, ""), (hardware.float16_accumulation_flops, ", sums in fp16")):
         for dtype, peak in _by_format(peaks).items():

@@ -39,7 +39,9 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
 def xml_text(root: ET.Element) -> str:
     """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
     for element in root.iter():
-        element.attrib = {name: printable(value) for name, value in element.attrib.items()}
+        element.attrib = {
+            attribute_name: printable(attribute_text) for attribute_name, attribute_text in element.attrib.items()
+        }
         element.text = element.text and printable(element.text)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -54,7 +54,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             "growth_per_token": cache.growth_per_token,
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
-            "layers": [asdict(group) for group in cache.groups],
+            "layers": [asdict(layer_group) for layer_group in cache.groups],
             "by_dtype": {name: cache.bytes_in_format(name) for name in _dtype_names(cache)},
             "what_if": {
                 alternative.what.key: {
@@ -110,8 +110,17 @@ def _kinds_table(
         Column("share", "share", units.percent),
     )
     rows = [
-        Row([group.kind, group.layers, group.tokens, group.width, group.bytes, group.bytes / cache.bytes])
-        for group in cache.groups
+        Row(
+            [
+                layer_group.kind,
+                layer_group.layers,
+                layer_group.tokens,
+                layer_group.width,
+                layer_group.bytes,
+                layer_group.bytes / cache.bytes,
+            ]
+        )
+        for layer_group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
     cache_text = with_rank(headline(cache), rank_share)

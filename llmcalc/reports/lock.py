@@ -63,8 +63,12 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
     rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
-    program_version_now = program_version()
-    notes = [f"locked by llmcalc {version}, checked by {program_version_now}"] if version != program_version_now else []
+    current_program_version = program_version()
+    notes = (
+        [f"locked by llmcalc {version}, checked by {current_program_version}"]
+        if version != current_program_version
+        else []
+    )
     document = {
         "file": file,
         "ok": not changes,
@@ -75,7 +79,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 
 
-def _value_text(value: Any) -> str:
-    if value is None:
+def _value_text(locked_value: Any) -> str:
+    if locked_value is None:
         return "none"
-    return units.exact(value) if isinstance(value, int) else str(value)
+    return units.exact(locked_value) if isinstance(locked_value, int) else str(locked_value)

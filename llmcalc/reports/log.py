@@ -89,10 +89,12 @@ def _term_title(term: ComparedTerm) -> str:
     return f"{title}, {term.term.device}" if term.term.device else title
 
 
-def _shown_value(term: ComparedTerm, value: int | None) -> DisplayedValue | None:
-    if value is None:
+def _shown_value(term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
+    if logged_value is None:
         return None
-    return DisplayedValue(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
+    return DisplayedValue(
+        logged_value, units.GIB.write(logged_value) if term.term.unit == "bytes" else f"{logged_value:,}"
+    )
 
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:

@@ -309,7 +309,10 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
-        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
+        "timeline": [
+            {"phase": memory_point.phase, "node": memory_point.node, "bytes": memory_point.bytes}
+            for memory_point in device.timeline
+        ],
         "terms": [
             {
                 "name": term.name,
@@ -341,10 +344,15 @@ def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
     }
 
 
-def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
-    if state is None:
+def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
+    if optimizer_state is None:
         return {"name": None, "bytes": 0, "dtype": None, "states": {}}
-    return {"name": state.name, "bytes": state.bytes, "dtype": state.dtype or None, "states": state.states}
+    return {
+        "name": optimizer_state.name,
+        "bytes": optimizer_state.bytes,
+        "dtype": optimizer_state.dtype or None,
+        "states": optimizer_state.states,
+    }
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -356,7 +364,9 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.
     """
 
-    def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
+    def kind_row(
+        name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = ""
+    ) -> Row:
         peak_fraction = byte_count / device.device_bytes
         bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
@@ -369,12 +379,12 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
             name, dtype = KIND_NAMES[memory_kind], formats.get(memory_kind, "")
             if memory_kind == "weights" and device_use is not None and device_use.quantized is not None:
                 name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
-            rows.append(row(name, dtype, byte_count, memory_kind=memory_kind))
-            rows += _weight_rows(device_use, row) if memory_kind == "weights" and device_use is not None else []
-    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
-    rows += [row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
+            rows.append(kind_row(name, dtype, byte_count, memory_kind=memory_kind))
+            rows += _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
+    rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
+    rows += [kind_row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
     columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
-    return columns, [*rows, row("total", "", device.device_bytes, strong=True)]
+    return columns, [*rows, kind_row("total", "", device.device_bytes, strong=True)]
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
@@ -403,7 +413,7 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
         *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
     ]
 
-    def at_peak(byte_count: int) -> list[int | None]:
+    def cells_at_peaks(byte_count: int) -> list[int | None]:
         return [byte_count if phase == device.peak_at.phase else None for phase in phases]
 
     rows: list[Row] = []
@@ -417,9 +427,9 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
     rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
     )
-    rows += [Row([name, *at_peak(byte_count)]) for name, byte_count in estimated_parts(device)]
-    rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True, is_sum=True))
-    return columns, [*rows, *([Row(["on the host", *at_peak(device.host_bytes)])] if device.host else [])]
+    rows += [Row([name, *cells_at_peaks(byte_count)]) for name, byte_count in estimated_parts(device)]
+    rows.append(Row(["required", *cells_at_peaks(device.device_bytes)], strong=True, is_sum=True))
+    return columns, [*rows, *([Row(["on the host", *cells_at_peaks(device.host_bytes)])] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
@@ -438,14 +448,14 @@ def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) 
 
     phases: bytes by kind, by phase.
     """
-    state = memory_use.optimizer
+    optimizer_state = memory_use.optimizer
     changes = any(bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases)
-    if state is None or state.paged or changes:  # paged states are beside torch's tensors
+    if optimizer_state is None or optimizer_state.paged or changes:  # paged states are beside torch's tensors
         return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
-        (name, "" if state.dtype == "uint8" else state.dtype, byte_count)
-        for name, byte_count in state.states.items()
+        (name, "" if optimizer_state.dtype == "uint8" else optimizer_state.dtype, byte_count)
+        for name, byte_count in optimizer_state.states.items()
         if name != "step"
     ]
     names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
@@ -459,16 +469,16 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     """Returns one row per phase: its peak in bytes, the module of the peak, and a bar of memory over time."""
     rows = []
     for phase in device.moments:
-        points = [point for point in device.timeline if point.phase == phase]
-        highest_point = max(points, key=lambda point: point.bytes)
-        values = [point.bytes for point in _leaf_points(points)]
+        memory_points = [memory_point for memory_point in device.timeline if memory_point.phase == phase]
+        highest_point = max(memory_points, key=lambda memory_point: memory_point.bytes)
+        point_bytes = [memory_point.bytes for memory_point in _leaf_points(memory_points)]
         rows.append(
             Row(
                 [
                     PHASE_NAMES[phase],
                     highest_point.bytes,
                     highest_point.node or "the model",
-                    bars.timeline_bar(values, device.peak_bytes),
+                    bars.timeline_bar(point_bytes, device.peak_bytes),
                 ]
             )
         )
@@ -476,22 +486,24 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     return rows
 
 
-def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
+def _leaf_points(memory_points: Sequence[Point]) -> Sequence[Point]:
     """Returns the points of modules without children in execution order."""
-    holders = {point.node.rpartition(".")[0] for point in points}
-    for name in list(holders):
-        while name := name.rpartition(".")[0]:
-            holders.add(name)
-    return [point for point in points if point.node and point.node not in holders] or points
+    parent_names = {memory_point.node.rpartition(".")[0] for memory_point in memory_points}
+    for node_path in list(parent_names):
+        while node_path := node_path.rpartition(".")[0]:
+            parent_names.add(node_path)
+    return [
+        memory_point for memory_point in memory_points if memory_point.node and memory_point.node not in parent_names
+    ] or memory_points
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
     """Returns one warning per missing measurement, with the memory terms that depend on it."""
-    names: dict[str, list[str]] = {}
+    terms_by_reason: dict[str, list[str]] = {}
     for term in device.terms:
         if term.status == "untested":
-            names.setdefault(term.witness, []).append(term.name)
-    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in names.items()]
+            terms_by_reason.setdefault(term.witness, []).append(term.name)
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in terms_by_reason.items()]
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
@@ -641,8 +653,10 @@ def _execution_note(memory: Memory) -> str:
         texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
         texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
-            places = ", ".join(f"{probability:g} ({place})" for place, probability in choices_data["dropout"].items())
-            texts.append(f"dropout {places} (--dropout)")
+            dropout_texts = ", ".join(
+                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
+            )
+            texts.append(f"dropout {dropout_texts} (--dropout)")
         texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
 
@@ -669,26 +683,28 @@ def _chunk_note(memory: Memory) -> str:
     return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
 
 
-def _cache_note(memory_use: MemoryUse, block: int) -> str:
+def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
     tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
     text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
-    if block:
-        return f"{text}, in blocks of {plural(block, 'token')} (--kv-block); no prefix is shared between sequences"
+    if block_tokens:
+        return (
+            f"{text}, in blocks of {plural(block_tokens, 'token')} (--kv-block); no prefix is shared between sequences"
+        )
     return f"{text}; a new token is concatenated, which copies a layer's keys and values"
 
 
 def _training_notes(memory_use: MemoryUse) -> list[str]:
-    state, parameters = memory_use.optimizer, memory_use.count.total
+    optimizer_state, parameters = memory_use.optimizer, memory_use.count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
         "updated, as in torch"
     ]
-    if state is not None and state.split:
-        notes.append(f"{state.name}: {state.split}")
+    if optimizer_state is not None and optimizer_state.split:
+        notes.append(f"{optimizer_state.name}: {optimizer_state.split}")
     if memory_use.adapters is not None:
         return notes
-    rule = ZERO_RULE * parameters
-    difference = relative_error_text(rule / memory_use.total_bytes - 1, "what stays in memory")
+    bytes_by_rule = ZERO_RULE * parameters
+    error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     same_text = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
@@ -697,6 +713,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "
-        f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same_text}"
+        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {error_text}{same_text}"
     )
     return notes

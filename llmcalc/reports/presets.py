@@ -19,8 +19,8 @@ Counted = tuple[Preset, ParameterCount]
 BILLION = units.count_scale(10**9)
 
 
-def _short_kind(kind: str) -> str:
-    return "enc-dec" if kind == "encoder-decoder" else kind
+def _short_kind(model_kind: str) -> str:
+    return "enc-dec" if model_kind == "encoder-decoder" else model_kind
 
 
 def _round_change(difference: str) -> str:

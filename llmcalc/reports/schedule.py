@@ -74,14 +74,14 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
     column_widths = [len(column.title) for column in columns] + [
-        max(len(peak.title), *(len(text) for texts in peaks for text in texts))
+        max(len(peak.title), *(len(cell_text) for cell_texts in peaks for cell_text in cell_texts))
     ]
     chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
     rows = []
     for rank in range(pipeline.ranks):
-        lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
-        for chunk, line in enumerate(lines):
+        chart_lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
+        for chunk, line in enumerate(chart_lines):
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             rows.append(Row([*stage_cells, line, peaks[rank][chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
@@ -107,18 +107,18 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
-    split = (
+    split_text = (
         "; after +: only the backward of the weights is left"
         if any(sum(counts.weights) for counts in in_flight)
         else ""
     )
-    yield f"peak: {peak_rank_text}{split}"
+    yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if chart.left_out:
         gap_start, gap_end = chart.left_out
-        skipped_time = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
-        yield f"…: left out to fit the width, {skipped_time}; -o FILE draws all"
+        gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
+        yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
 
 class Chart(NamedTuple):
@@ -138,12 +138,12 @@ class Chart(NamedTuple):
             timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        scale = name_width / shortest_pass
-        total_width = round(timetable.time * scale)
+        columns_per_unit = name_width / shortest_pass
+        total_width = round(timetable.time * columns_per_unit)
         if total_width <= free_width:
-            return cls(scale, (range(total_width),))
+            return cls(columns_per_unit, (range(total_width),))
         half_width = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
-        return cls(scale, (range(half_width), range(total_width - half_width, total_width)))
+        return cls(columns_per_unit, (range(half_width), range(total_width - half_width, total_width)))
 
     @property
     def left_out(self) -> tuple[float, float] | None:

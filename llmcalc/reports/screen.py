@@ -46,13 +46,13 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     left_out = 0
     shorter_tables = list(tables)
     while sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines:
-        longest = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
-        table = shorter_tables[longest]
+        longest_index = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
+        table = shorter_tables[longest_index]
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if not plain_rows or len(table.rows) <= FEWEST_ROWS:
             break
         rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
-        shorter_tables[longest] = table._replace(rows=rows)
+        shorter_tables[longest_index] = table._replace(rows=rows)
         left_out += 1
     if left_out:
         rows_text = f"{left_out} more row{'s' * (left_out > 1)}"

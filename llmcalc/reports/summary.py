@@ -21,7 +21,9 @@ def headline(spec: ModelSpec) -> str:
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
     texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
-    networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
+    networks = zip_longest(
+        *(layer_spec.networks() for layer_spec in blocks)
+    )  # those beside the others after the others
     for parts_of_kind in ([layer_block.attention for layer_block in blocks], *networks):
         texts += _merge_texts(
             unique_texts(describe_part(described_part, spec.hidden_size) for described_part in parts_of_kind)
@@ -52,9 +54,9 @@ def _merge_texts(texts: list[str]) -> list[str]:
     ]
 
 
-def describe_part(part: Part | None, hidden_size: int) -> str:
+def describe_part(model_part: Part | None, hidden_size: int) -> str:
     """Describes a component of the model in a few words; empty for None."""
-    return part.describe(hidden_size) if isinstance(part, Component) else ""
+    return model_part.describe(hidden_size) if isinstance(model_part, Component) else ""
 
 
 def unique_texts(texts: Iterable[str]) -> list[str]:

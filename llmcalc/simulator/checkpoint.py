@@ -95,7 +95,7 @@ class Region:
         outer_place = autograd_graph.meter.place
         previous_results = autograd_graph.results
         autograd_graph.results = _KeptResults(self) if self.saved_operations else None
-        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
@@ -111,7 +111,7 @@ class Region:
             autograd_graph.enabled = was_enabled
             autograd_graph.meter.place = outer_place
             autograd_graph.results = previous_results
-            autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
+            autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
@@ -240,11 +240,11 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
-        output = compute(detached_arguments)
-        autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
-        backward(autograd_graph, output, gradient)
+        recomputed_output = compute(detached_arguments)
+        autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
+        backward(autograd_graph, recomputed_output, gradient)
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [
             tensor.grad if needs_grad else None

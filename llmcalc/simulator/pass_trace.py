@@ -44,11 +44,11 @@ class OutputTensor(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, memory_meter: Meter, base: int) -> Storage:
-        """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
+    def storage(self, memory_meter: Meter, first_storage: int) -> Storage:
+        """Creates the tensor's storage in a replayed pass. first_storage: the number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
-        storage.block = Block(self.bytes, self.kind, base + self.number)
+        storage.block = Block(self.bytes, self.kind, first_storage + self.number)
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
@@ -95,11 +95,11 @@ class PassTrace:
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass, steps in self.releases_of_other_passes.items():
-            other_chunk, pass_kind, number = other_pass
+            other_chunk, pass_kind, other_number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:

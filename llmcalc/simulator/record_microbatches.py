@@ -69,18 +69,20 @@ class PassCounter:
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
-        state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
+        pass_state = f"{next_state}, fresh" if is_first_backward else next_state
+        return self._after_previous(
+            (chunk, "B", _index_within_case(pass_number), pass_state), (chunk, "B", pass_number)
+        )
 
     def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return case, pass_id
-        chunk, pass_kind, pass_number, state = case
+        chunk, pass_kind, pass_number, previous_kind = case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
-            state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
-        return (chunk, pass_kind, pass_number, state), pass_id
+            previous_kind += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        return (chunk, pass_kind, pass_number, previous_kind), pass_id
 
 
 def _index_within_case(pass_number: int) -> int:
@@ -210,30 +212,30 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             }
             for pass_number in (1, 2)
         )
-        pairs = {
-            (pass_kind, state): (pass_trace, later_traces[pass_kind, state.removesuffix(FIRST)])
-            for (pass_kind, state), pass_trace in second_traces.items()
-            if (pass_kind, state.removesuffix(FIRST)) in later_traces
+        release_pairs_of_cases = {
+            (pass_kind, previous_kind): (pass_trace, later_traces[pass_kind, previous_kind.removesuffix(FIRST)])
+            for (pass_kind, previous_kind), pass_trace in second_traces.items()
+            if (pass_kind, previous_kind.removesuffix(FIRST)) in later_traces
         }
-        if pairs.keys() != second_traces.keys() or not all(
-            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in pairs.values()
+        if release_pairs_of_cases.keys() != second_traces.keys() or not all(
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in release_pairs_of_cases.values()
         ):
             continue
         numbers: dict[str, dict[int, int]] = {}
-        for (_, state), (pass_trace, later_trace) in pairs.items():
-            if state.endswith(FIRST):
+        for (_, previous_kind), (pass_trace, later_trace) in release_pairs_of_cases.items():
+            if previous_kind.endswith(FIRST):
                 releases = pass_trace.releases_of_previous(chunk)
                 later_releases = later_trace.releases_of_previous(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
-                numbers.setdefault(state[-2], {}).update(
+                numbers.setdefault(previous_kind[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
-        for (pass_kind, state), pass_trace in later_traces.items():
-            all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+        for (pass_kind, previous_kind), pass_trace in later_traces.items():
+            all_traces.setdefault((chunk, pass_kind, 1, previous_kind), pass_trace)
+            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(previous_kind[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), second_trace)
+                    all_traces.setdefault((chunk, pass_kind, pass_number, previous_kind + FIRST), second_trace)
     return all_traces
 
 
@@ -337,13 +339,13 @@ class TraceReader:
 
     def _read_between(self, events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
-        for storage_number, nbytes, value in events:
+        for storage_number, nbytes, event_detail in events:
             if nbytes >= 0:
-                self.sizes[storage_number], self.kinds[storage_number] = nbytes, value
+                self.sizes[storage_number], self.kinds[storage_number] = nbytes, event_detail
             elif nbytes == TAKEN:
-                self.sizes[storage_number], self.kinds[storage_number] = value, "overhead"
+                self.sizes[storage_number], self.kinds[storage_number] = event_detail, "overhead"
             elif nbytes == KEPT:
-                self.kinds[storage_number] = value
+                self.kinds[storage_number] = event_detail
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
                 raise NotRepeating
 
@@ -351,15 +353,15 @@ class TraceReader:
         """Returns the trace of one pass."""
         start = self._start_place(recorded_pass)
         pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for storage_number, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
+        for storage_number, nbytes, event_detail in self.events[recorded_pass.start : recorded_pass.end]:
             if nbytes >= 0 or nbytes == TAKEN:
-                size, memory_kind = (nbytes, value) if nbytes >= 0 else (value, "overhead")
+                storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
                 self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
                 storage_numbers[storage_number] = len(storage_numbers)
-                if size:
-                    pass_trace.steps.append(allocation(storage_numbers[storage_number], size))
-                self.sizes[storage_number], self.kinds[storage_number] = size, memory_kind
-                pass_bytes.allocate(size, memory_kind)
+                if storage_bytes:
+                    pass_trace.steps.append(allocation(storage_numbers[storage_number], storage_bytes))
+                self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
+                pass_bytes.allocate(storage_bytes, memory_kind)
             elif nbytes == FREED:
                 self._free(storage_number, storage_numbers, pass_trace)
                 pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
@@ -367,13 +369,13 @@ class TraceReader:
                 pass_bytes.move_to(storage_number)
             elif nbytes == KEPT:
                 if storage_number == recorded_pass.input_storage:
-                    pass_trace.input_kind = value
+                    pass_trace.input_kind = event_detail
                 else:
                     self._check_private(storage_number, storage_numbers)
-                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], value)
-                self.kinds[storage_number] = value
+                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
+                self.kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                pass_trace.steps.append(on_stream(value))
+                pass_trace.steps.append(on_stream(event_detail))
             else:
                 raise NotRepeating
         pass_trace.ends_rising = pass_bytes.is_rising
@@ -396,15 +398,15 @@ class TraceReader:
             raise NotRepeating
         return pass_trace
 
-    def _free(self, x: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
+    def _free(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_private(x, storage_numbers)
-        if not self.sizes[x]:
+        self._check_private(global_number, storage_numbers)
+        if not self.sizes[global_number]:
             return
-        if x not in storage_numbers:
-            pass_id, storage_number = self.origins[x]
+        if global_number not in storage_numbers:
+            pass_id, storage_number = self.origins[global_number]
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(release(storage_numbers.get(x, 0)))
+        pass_trace.steps.append(release(storage_numbers.get(global_number, 0)))
 
     def _check_private(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""

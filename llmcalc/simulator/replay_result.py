@@ -63,9 +63,9 @@ class ReplayResult:
             for allocation_place, peak in second_step_peaks.items()
             if allocation_place.phase in phases
         }
-        step = Place("step")
-        if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
-            self.peaks[step] = first_step_peaks[step]
+        step_place = Place("step")
+        if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:
+            self.peaks[step_place] = first_step_peaks[step_place]
 
     @property
     def peak(self) -> tuple[Place, Peak]:

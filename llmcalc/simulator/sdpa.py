@@ -66,11 +66,11 @@ def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     (`check_cudnn_dropout`), and the mask gets no gradient (`check_attn_mask_shape`).
     """
     has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 == 10
-    limit = 256 if capability == 90 else 128
-    sizes = has_wide_keys or (call.qk_size <= limit and call.v_size <= limit)
+    largest_size = 256 if capability == 90 else 128
+    supports_sizes = has_wide_keys or (call.qk_size <= largest_size and call.v_size <= largest_size)
     drops_exactly = float(call.dropout * 16).is_integer()
     is_taken = call.keys != 1 and drops_exactly and not call.mask_trained
-    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and is_taken
+    return is_half(capability, call.dtype) and supports_sizes and is_multiple(8, call) and is_taken
 
 
 def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
@@ -78,10 +78,12 @@ def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
-    consumer = 86 <= capability <= 89 or capability >= 120
-    sizes = call.qk_size == call.v_size and call.qk_size <= 256
-    is_refused = consumer and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
-    return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not is_refused
+    is_consumer_gpu = 86 <= capability <= 89 or capability >= 120
+    has_equal_sizes = call.qk_size == call.v_size and call.qk_size <= 256
+    is_refused = is_consumer_gpu and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
+    return (
+        is_half(capability, call.dtype) and capability >= 80 and has_equal_sizes and not call.masked and not is_refused
+    )
 
 
 def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:

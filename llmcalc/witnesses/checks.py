@@ -215,6 +215,6 @@ def module_paths(node_position: Place) -> list[str]:
     ]
 
 
-def without_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
+def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
     """Removes checks of two zeros, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

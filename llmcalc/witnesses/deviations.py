@@ -55,8 +55,8 @@ def class_total(
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
-    return count + sum(deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec))
+    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    return class_count + sum(deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec))
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
@@ -72,6 +72,6 @@ def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callab
 
 
 def _deviations_of(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
-    family = family_of_class(model_type)
-    candidates = COMMON_DEVIATIONS if family is None else (*COMMON_DEVIATIONS, *family.deviations)
+    model_family = family_of_class(model_type)
+    candidates = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
     return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.when(spec)]

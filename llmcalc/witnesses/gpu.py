@@ -96,8 +96,8 @@ class Cuda:
         )
 
     def outside_bytes(self) -> int:
-        free_bytes_now, total = torch.cuda.mem_get_info()
-        return int(total - free_bytes_now - torch.cuda.memory_reserved())
+        free_bytes_now, device_total = torch.cuda.mem_get_info()
+        return int(device_total - free_bytes_now - torch.cuda.memory_reserved())
 
 
 @dataclass
@@ -122,9 +122,9 @@ class MeasuredMemory:
     def record_peaks(self, phase: str, statistics: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
-        for name, value in zip(peaks, statistics[1:], strict=True):
-            peaks[name] = max(peaks[name], value)
-            setattr(self, name, max(getattr(self, name), value))
+        for statistic_name, peak_bytes in zip(peaks, statistics[1:], strict=True):
+            peaks[statistic_name] = max(peaks[statistic_name], peak_bytes)
+            setattr(self, statistic_name, max(getattr(self, statistic_name), peak_bytes))
         self.after_step_bytes = statistics.allocated
 
     def data(self) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         statistics.reset_peaks()
 
     if isinstance(training_run, Training):
-        loop = TrainingLoop(spec, training_run, statistics.device)
+        training_loop = TrainingLoop(spec, training_run, statistics.device)
         statistics.empty()
         record_phase("set-up")
         for _ in range(STEPS):
-            loop.step(record_phase)
+            training_loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
     shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}

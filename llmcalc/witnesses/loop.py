@@ -109,7 +109,9 @@ class TrainingLoop:
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights: list[Tensor] = self._parameters_in_order()
-        self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
+        self.updated: list[Tensor] = (
+            [parameter.detach().float() for parameter in self.weights] if training.master else self.weights
+        )
         matrices = layer_matrices(self.module)
         parameters = [
             (updated_tensor, id(weight) in matrices)
@@ -127,14 +129,14 @@ class TrainingLoop:
         }
         simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         simulated_run.set_up()
-        keys = (
-            ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")
-            for key, _ in simulated_run.lowering.parameters
+        simulated_keys = (
+            ".".join(str(key_part).strip(".") for key_part in parameter_key[1:] if key_part != "")
+            for parameter_key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
             parameters_by_name.pop(name)
-            for key in keys
-            for name in (key, f"{key}.weight", f"{key}.bias")
+            for parameter_key in simulated_keys
+            for name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
             if name in parameters_by_name
         ]
         return [*ordered_parameters, *parameters_by_name.values()]

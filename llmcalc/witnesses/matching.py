@@ -67,9 +67,9 @@ def _group_by_modules(
             continue
         node_modules = [modules_of_nodes[path] for path in paths]
         is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
-        group[:] = [
-            grouped_place for grouped_place in group if not node_position.path.startswith(f"{grouped_place.path}.")
+        node_group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        node_group[:] = [
+            grouped_place for grouped_place in node_group if not node_position.path.startswith(f"{grouped_place.path}.")
         ] + [node_position]
     return groups.values()
 

@@ -111,9 +111,9 @@ def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
 
 def module_data(tree: ModuleSize) -> dict[str, Any]:
     """Returns a module tree's parameters as nested dicts."""
-    out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
+    module_document: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
-        out |= {"repeat": tree.repeat, "params_each": tree.params}
+        module_document |= {"repeat": tree.repeat, "params_each": tree.params}
     if tree.children:
-        out["children"] = [module_data(child) for child in tree.children]
-    return out
+        module_document["children"] = [module_data(child) for child in tree.children]
+    return module_document

@@ -30,7 +30,7 @@ from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, without_zero_checks
+from .checks import Check, Verdict, remove_zero_checks
 from .deviations import additions_by_path, class_total, cost_in_class
 from .difference import sizes_of
 from .matching import compare_modules, coverage_of_leaves
@@ -177,11 +177,11 @@ def _checks(
     batch: int,
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
+    tree, model_type, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module for node_modules in modules.values() for module in node_modules.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
-    def against(
+    def compare_with_class(
         quantity: str,
         cost: Cost,
         measured_counts: Mapping[str, int],
@@ -189,8 +189,8 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
-        return without_zero_checks(
+        cost, additions = cost_in_class(model_type, quantity, cost, spec), additions_by_path(model_type, quantity, spec)
+        return remove_zero_checks(
             compare_modules(
                 tree,
                 quantity,
@@ -206,24 +206,24 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(kind, "parameters", total_of, spec, include=towers),
+        class_total(model_type, "parameters", total_of, spec, include=towers),
         params.get("", 0) - uncounted_params,
         witness,
     )
-    yield from against("parameters", total_of, without_shared(modules, params), modules)
+    yield from compare_with_class("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
             "model",
             "forward_flops",
-            class_total(kind, "forward_flops", forward_of, spec, run_config),
+            class_total(model_type, "forward_flops", forward_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness,
             seq,
         )
         if seq == lengths[0]:
-            yield from against(
+            yield from compare_with_class(
                 "forward_flops",
                 forward_of,
                 measured_pass.flops,
@@ -232,7 +232,7 @@ def _checks(
             )
         if measured_pass.cache is not None:
             bits = class_total(
-                kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
+                model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
             )
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
@@ -252,10 +252,10 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
     family, context = family_of_class(text_of(config)[2]), family_of_class(config["model_type"])
-    base = next((path for path, module in model.named_modules() if module is model.base_model), "")
+    base_path = next((path for path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
     names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
-    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base, names, outer_names)
+    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, names, outer_names)
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
@@ -306,8 +306,8 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
     for i, name in enumerate(spec.main.layer_names()):
-        _, heads, size = spec.main.layer(name).attention.sizes(spec.hidden_size)
-        rows = torch.empty(batch, heads, 0, size, device=device, dtype=dtype)
+        _, heads, head_size = spec.main.layer(name).attention.sizes(spec.hidden_size)
+        rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
         cache.update(rows, rows.clone(), i)
     return cache
 
@@ -358,7 +358,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
-    out: list[Any] = []
+    outputs: list[Any] = []
     states_before = _module_states(model)
     calls: Counter[str] = Counter()
     hooks = [
@@ -367,11 +367,11 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     ]
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
-        hooks.append(base_model.register_forward_hook(lambda _, __, output: out.append(output)))
-    forward_flops, _ = count_flops(model, lambda: out.append(model(**inputs)))
+        hooks.append(base_model.register_forward_hook(lambda _, __, output: outputs.append(output)))
+    forward_flops, _ = count_flops(model, lambda: outputs.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    stored_cache = next((cache for output in reversed(outputs) for cache in _caches_of(output)), None)
     if denoises_after_prompt(model):
         return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
@@ -379,10 +379,12 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
-    states = [
-        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+    module_states = [
+        module_state
+        for module_path, module_state in _module_states(model).items()
+        if states_before.get(module_path) is not module_state
     ]
-    stored_cache = [stored_cache, *states] if states else stored_cache
+    stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return Pass(
         forward_flops, calls, None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache)
     )
@@ -412,10 +414,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
     import torch
 
     return {
-        (path, name): value
+        (path, name): attribute
         for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")
+        for name, attribute in vars(module).items()
+        if isinstance(attribute, torch.Tensor) and not name.endswith("inv_freq")
     }
 
 

@@ -64,7 +64,7 @@ def bitsandbytes_optimizer(
         step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(text for text, applies in notes if applies),
+        note="; ".join(states_text for states_text, applies_text in notes if applies_text),
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
@@ -106,18 +106,26 @@ class _Layout:
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         narrow, wide = self._by_format(tensors)
-        state = sum_over(narrow, lambda t: is_large(t) * t.size + 4 * (1 - is_large(t)) * t.size)
-        sizes: States = {f"state{i + 1}": add(state, sum_over(wide, lambda t: 4 * t.size)) for i in range(self.moments)}
+        state_format = sum_over(
+            narrow, lambda tensor: is_large(tensor) * tensor.size + 4 * (1 - is_large(tensor)) * tensor.size
+        )
+        sizes: States = {
+            f"state{state_index + 1}": add(state_format, sum_over(wide, lambda tensor: 4 * tensor.size))
+            for state_index in range(self.moments)
+        }
         if self.in_8_bits:
-            scales = 4 * sum_over(narrow, lambda t: is_large(t) * ceil_div(t.size, BLOCK))
-            sizes |= {f"absmax{i + 1}": scales for i in range(self.moments)}
+            scales = 4 * sum_over(narrow, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
+            sizes |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
             sizes["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(narrow, is_large))
         return sizes
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in managed memory."""
         narrow, wide = self._by_format(tensors)
-        sizes = [sum_over(group, lambda t: is_large(t, LEAST_PAGED) * t.size) for group in (narrow, wide)]
+        sizes = [
+            sum_over(tensor_group, lambda tensor: is_large(tensor, LEAST_PAGED) * tensor.size)
+            for tensor_group in (narrow, wide)
+        ]
         return self.moments * add(sizes[0], 4 * sizes[1])
 
     def run_step(self, optimizer_step: OptimizerStep) -> None:

@@ -41,9 +41,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         projected, other_tensors = split(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
-        elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(other_tensors), dtype)
-        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
+        projected_elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
+        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""

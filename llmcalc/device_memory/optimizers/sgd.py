@@ -25,8 +25,8 @@ def step(optimizer_step: OptimizerStep) -> None:
     """
     if optimizer_step.momentum:
         is_foreach, updated = optimizer_step.implementation == "foreach", optimizer_step.updated
-        for group in optimizer_step.by_dtype(updated) if is_foreach else [updated]:
-            for parameter in optimizer_step.loop_over(group):
+        for tensor_group in optimizer_step.by_dtype(updated) if is_foreach else [updated]:
+            for parameter in optimizer_step.loop_over(tensor_group):
                 parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
 
 

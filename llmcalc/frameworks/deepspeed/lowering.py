@@ -43,11 +43,11 @@ class GatheringProfile(Eager):
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Creates a partitioned parameter and returns the full tensor."""
-        if self.coordinator is None or key in self.buffers:
-            return super().create_parameter(key, template)
-        return self.coordinator.add_parameter(key, template).full_param
+        if self.coordinator is None or parameter_key in self.buffers:
+            return super().create_parameter(parameter_key, template)
+        return self.coordinator.add_parameter(parameter_key, template).full_param
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -71,9 +71,9 @@ class GatheringProfile(Eager):
             for i, weight in enumerate(weights)
         ]
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter after its all-gather."""
-        return self.gather_for_use(super().parameter(key, shape, dtype, trained))
+        return self.gather_for_use(super().parameter(parameter_key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a shared parameter after its all-gather."""

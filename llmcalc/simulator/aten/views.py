@@ -130,7 +130,7 @@ class Views:
         views = [x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in sizes]
         shapes = [view.shape for view in views]
 
-        def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def join_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Concatenates the gradients of the views."""
             zero_gradients = [
                 self.graph.new_tensor(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
@@ -139,7 +139,7 @@ class Views:
             del zero_gradients
             return (joined_gradient,)
 
-        record_all(self.graph, "split", (x,), views, joined if len(views) > 1 else lambda g, _: (g,))
+        record_all(self.graph, "split", (x,), views, join_gradients if len(views) > 1 else lambda g, _: (g,))
         return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
@@ -148,14 +148,20 @@ class Views:
         shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         views = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
-        def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def stack_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Stacks the gradients of the views."""
             zero_gradients = [self.graph.new_tensor((), dtype) for g in gradients if g is None]
             stacked_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
             return (stacked_gradient,)
 
-        record_all(self.graph, "unbind", (x,), views, stacked if len(views) > 1 else lambda g, _: stacked([g], _))
+        record_all(
+            self.graph,
+            "unbind",
+            (x,),
+            views,
+            stack_gradients if len(views) > 1 else lambda g, _: stack_gradients([g], _),
+        )
         return views
 
     # --- copies ------------------------------------------------------------------------------------------------------
@@ -193,15 +199,15 @@ class Views:
     def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
         """Concatenates tensors along an axis. The backward pass returns views of one tensor."""
         axis = axis % len(xs[0].shape)
-        total: Number = 0
+        joined_size: Number = 0
         for x in xs:
-            total = total + x.shape[axis]
+            joined_size = joined_size + x.shape[axis]
         dtype = xs[0].dtype
         for x in xs[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        joined = self.graph.new_tensor((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        joined_tensor = self.graph.new_tensor((*shapes[0][:axis], joined_size, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, joined_tensor, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis. The backward pass returns views of one tensor."""
@@ -238,9 +244,15 @@ class Views:
             del slice_gradient, scaled_gradient
             return (base_gradient,)
 
-        scaled = record(self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward)
+        scaled_slice = record(
+            self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward
+        )
         return self._view(
-            scaled, part_shape, strides, "as_strided", lambda g, _: (self.graph.new_tensor(shape, dtype, strides),)
+            scaled_slice,
+            part_shape,
+            strides,
+            "as_strided",
+            lambda g, _: (self.graph.new_tensor(shape, dtype, strides),),
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:

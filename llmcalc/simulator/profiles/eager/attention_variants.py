@@ -116,8 +116,8 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Keeps the selected keys and values and frees the others."""
-        for value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
-            self.values.pop(id(value), None)
+        for flow_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
+            self.values.pop(id(flow_value), None)
             self.bind(output, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
@@ -214,9 +214,9 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
-        scores = [self.tensor_of(value) for value in score_values]
-        for value in score_values:
-            self.forget(value.storage)
+        scores = [self.tensor_of(score_value) for score_value in score_values]
+        for score_value in score_values:
+            self.forget(score_value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:

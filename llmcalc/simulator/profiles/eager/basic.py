@@ -93,8 +93,8 @@ class BasicKernels(Lowering):
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
             if isinstance(rows, Multiple) and rows.of in self.inputs:
-                ids = self.inputs[rows.of]
-                n_grams = self.t.new_tensor((ids.shape[0], self.run_config.new_rows(rows)), INT64)
+                token_ids = self.inputs[rows.of]
+                n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
             if rows not in self.inputs:
@@ -102,8 +102,8 @@ class BasicKernels(Lowering):
                     f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
                 )
                 raise self.unsupported(reason)
-            ids = self.inputs[rows]
-            return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
+            token_ids = self.inputs[rows]
+            return token_ids if index_kind == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
         if index_kind == "chosen" and rows is LOGITS:
             return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(rows)), INT64)
         if index_kind == "chosen":
@@ -121,9 +121,12 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
-        key, is_trained = (*self.module_path(), operation.name), self.adapters is None and not operation.op.frozen
+        parameter_key, is_trained = (
+            (*self.module_path(), operation.name),
+            self.adapters is None and not operation.op.frozen,
+        )
         self.store_tensor(
-            operation.outs[0], self.parameter(key, operation.op.tensors()[0].shape, self.dtype, is_trained)
+            operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
         )
 
     @compared(BY_TORCH)
@@ -137,13 +140,17 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
-        value, normed_shape, heads = operation.ins[0], operation.options["over"], getattr(operation.op, "heads", None)
-        x = self.tensor_of(value)
-        is_heads_first = heads is not None or self.norms_heads_first(value, normed_shape)
+        flow_value, normed_shape, heads = (
+            operation.ins[0],
+            operation.options["over"],
+            getattr(operation.op, "heads", None),
+        )
+        x = self.tensor_of(flow_value)
+        is_heads_first = heads is not None or self.norms_heads_first(flow_value, normed_shape)
         if is_heads_first:
             x = self.t.transpose(x, 1, 2)
         elif len(normed_shape) > 1:
-            x = self.flat_tensor(value)
+            x = self.flat_tensor(flow_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         groups, shape_source = operation.options.get("groups"), operation.options.get("like")
         module, name = (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
@@ -151,7 +158,7 @@ class BasicKernels(Lowering):
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
-    def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
+    def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
         return False
 
@@ -271,7 +278,7 @@ class BasicKernels(Lowering):
     def do_cat(self, operation: Step) -> None:
         xs = list(map(self.tensor_of, operation.ins))
         shape = self.shape(operation.outs[0])
-        axis = self._joined_along(xs, shape)
+        axis = self._concatenation_axis(xs, shape)
         if axis is None:
             xs = [self.flat_tensor(input_value) for input_value in operation.ins]
             axis = -1
@@ -287,7 +294,7 @@ class BasicKernels(Lowering):
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
         shape = list(xs[0].shape)
         shape[axis] = sum(x.shape[axis] for x in xs)
-        return self.in_pool(tuple(shape), xs[0].dtype)
+        return self.new_pool_tensor(tuple(shape), xs[0].dtype)
 
     def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
@@ -296,7 +303,7 @@ class BasicKernels(Lowering):
         head_rows = self.t.unsqueeze(x, 1)
         return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
-    def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
+    def _concatenation_axis(self, xs: list[Tensor], shape: Any) -> int | None:
         """Returns the axis along which the inputs are concatenated to the result; None without one."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)

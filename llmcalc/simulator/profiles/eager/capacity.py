@@ -16,12 +16,12 @@ from .experts import ExpertKernels
 class CapacityKernels(ExpertKernels):
     """Experts as in the reference with `expert_capacity`."""
 
-    def store_tensor(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
-        if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
-            self.bind(value, tensor)
+        if self.choices.capacity is not None and isinstance(flow_value.rows, Routed) and len(tensor.shape) == 3:
+            self.bind(flow_value, tensor)
         else:
-            super().store_tensor(value, tensor)
+            super().store_tensor(flow_value, tensor)
 
     @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:

@@ -46,22 +46,22 @@ class ElementwiseKernels(BasicKernels):
             operation.ins[1], b, axes, most_axes
         )
 
-    def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+    def _align_axes_of(self, flow_value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         """Returns x with size 1 along axes that the value does not have."""
-        if value.rows is ONCE and value.axes:
+        if flow_value.rows is ONCE and flow_value.axes:
             for axis in reversed(axes):
-                if axis in value.axes:
+                if axis in flow_value.axes:
                     break
                 x = self.t.unsqueeze(x, -1)
             return x
-        if value.rows is ONCE or len(value.axes) == len(axes):
+        if flow_value.rows is ONCE or len(flow_value.axes) == len(axes):
             return x
-        value_axes, leading_axes = list(value.axes), len(x.shape) - len(value.axes)
+        value_axes, leading_axes = list(flow_value.axes), len(x.shape) - len(flow_value.axes)
         missing_axes = [
             i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(value.axes), most_axes - leading_axes))
+            missing_axes = list(range(len(flow_value.axes), most_axes - leading_axes))
         for i in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + i)
         return x
@@ -73,11 +73,11 @@ class ElementwiseKernels(BasicKernels):
     @compared(BY_TORCH)
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        value, output = operation.ins[0], operation.outs[0]
-        (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in output.axes]
+        flow_value, output = operation.ins[0], operation.outs[0]
+        (summed_axis,) = [i for i, axis in enumerate(flow_value.axes) if axis not in output.axes]
         reduction = self.t.mean if operation.options["mean"] else self.t.sum
-        x = self.tensor_of(value)
-        self.store_tensor(output, reduction(x, len(x.shape) - len(value.axes) + summed_axis, keepdim=False))
+        x = self.tensor_of(flow_value)
+        self.store_tensor(output, reduction(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -89,8 +89,8 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_in_format_of(self, operation: Step) -> None:
-        x, value = map(self.tensor_of, operation.ins)
-        self.bind(operation.outs[0], self.t.to(value, x.dtype))
+        x, template_value = map(self.tensor_of, operation.ins)
+        self.bind(operation.outs[0], self.t.to(template_value, x.dtype))
 
     def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
         aten, positions = self.t, self.t.new_tensor((rows,), INT64)

@@ -79,14 +79,16 @@ class FakeQuantizationKernels(BasicKernels):
         )
         return aten.reshape(codes, x.shape)
 
-    def _decoded(self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, like: Tensor) -> Tensor:
-        """Returns the values of integers in the number format of `like` (`_dequantize_affine_no_dtype_check`)."""
+    def _decoded(
+        self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, template: Tensor
+    ) -> Tensor:
+        """Returns the values of integers in the number format of `template` (`_dequantize_affine_no_dtype_check`)."""
         aten = self.t
         grouped_codes = aten.reshape(codes, grouped_shape)
-        decoded = aten.copy(grouped_codes) if codes.dtype is like.dtype else aten.to(grouped_codes, like.dtype)
-        decoded = aten.sub(decoded, aten.to(zero_point, like.dtype))
+        decoded = aten.copy(grouped_codes) if codes.dtype is template.dtype else aten.to(grouped_codes, template.dtype)
+        decoded = aten.sub(decoded, aten.to(zero_point, template.dtype))
         decoded = aten.mul(decoded, scale)
-        return aten.to(aten.reshape(decoded, like.shape), like.dtype)
+        return aten.to(aten.reshape(decoded, template.shape), template.dtype)
 
     def _round(self, x: Tensor) -> Tensor:
         """Rounds x, whose gradient is that of the result (`_Round`)."""

@@ -32,8 +32,8 @@ class PositionKernels(AttentionVariantKernels):
     def do_alibi(self, operation: Step) -> None:
         output = operation.outs[0]
         heads, (queries, keys) = output.axes[0].size, self._query_and_key_counts(operation)
-        key = ("alibi", heads, queries, keys)
-        self.bind(output, self.computed_once(key, lambda: self._alibi_bias(heads, queries, keys)))
+        bias_key = ("alibi", heads, queries, keys)
+        self.bind(output, self.computed_once(bias_key, lambda: self._alibi_bias(heads, queries, keys)))
 
     def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -75,20 +75,20 @@ class PositionKernels(AttentionVariantKernels):
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
         output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
-        count, width = self.run_config.new_rows(output.rows), output.width
+        row_count, width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
-            key = ("distances", count, width)
+            table_key = ("distances", row_count, width)
             angles = self.computed_once(
-                key, lambda: self._angle_table(self.token_positions(count), 2 * ceil_div(width, 2))
+                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
-        key = ("away", count, width)
-        if key not in self.memo:
-            angles = self._angle_table(self.t.like(self.token_positions(count)), 2 * ceil_div(width, 2))
-            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
+        table_key = ("away", row_count, width)
+        if table_key not in self.memo:
+            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(width, 2))
+            self.memo[table_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.store_tensor(output, self.memo[key])
+        self.store_tensor(output, self.memo[table_key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
@@ -123,13 +123,13 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_distances(self, operation: Step) -> None:
         aten, options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
-        key = ("distance", queries, keys, options["binned"])
-        if key in self.memo:
-            index = self.memo[key]
+        table_key = ("distance", queries, keys, options["binned"])
+        if table_key in self.memo:
+            index = self.memo[table_key]
         else:
             index = self._bin_distances(queries, keys) if options["binned"] else self._relative_positions(queries, keys)
         if options["stored"]:
-            self.memo[key] = index
+            self.memo[table_key] = index
         for changes in (options["shifted"], options["clamped"]):
             index = aten.like(index) if changes else index
         self.bind(operation.outs[0], index)

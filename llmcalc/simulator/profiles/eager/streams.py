@@ -14,9 +14,9 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_take(self, operation: Step) -> None:
-        value, output = operation.ins[0], operation.outs[0]
-        x = self.tensor_of(value)
-        if len(output.axes) < len(value.axes):
+        stream_value, output = operation.ins[0], operation.outs[0]
+        x = self.tensor_of(stream_value)
+        if len(output.axes) < len(stream_value.axes):
             self.store_tensor(output, self.t.select(x, 2))
         else:
             self.store_tensor(output, self.t.slice(x, output.axes[0].size, 2))
@@ -59,25 +59,25 @@ class StreamKernels(Lowering):
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.tensor_of(operation.ins[0]), sizes)
-        base = self.weight(f"{operation.name}.base", (sum(sizes),))
+        base_weight = self.weight(f"{operation.name}.base", (sum(sizes),))
         scale = self.weight(f"{operation.name}.scale", (len(sizes),))
         for output, weight_logits, scale_element, offset in zip(
-            operation.outs, weight_parts, aten.unbind(scale), aten.split(base, sizes), strict=True
+            operation.outs, weight_parts, aten.unbind(scale), aten.split(base_weight, sizes), strict=True
         ):
             self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), offset))
 
     @compared(BY_TORCH)
     def do_delayed_weights(self, operation: Step) -> None:
         """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
-        x, output, key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
+        x, output, weights_key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
         self.refuse_recomputed(operation)
-        if key not in self.memo:
-            count = x.shape[-1]
-            first_stream = self.t.select(self.t.new_tensor((count, count), x.dtype), 0)
-            self.memo[key] = self.t.expand(first_stream, x.shape)
-        self.store_tensor(output, self.memo[key])
+        if weights_key not in self.memo:
+            stream_count = x.shape[-1]
+            first_stream = self.t.select(self.t.new_tensor((stream_count, stream_count), x.dtype), 0)
+            self.memo[weights_key] = self.t.expand(first_stream, x.shape)
+        self.store_tensor(output, self.memo[weights_key])
         if operation.options["keeps"]:
-            self.memo[key] = x
+            self.memo[weights_key] = x
 
     @compared(BY_TORCH)
     def do_root_mean_square(self, operation: Step) -> None:

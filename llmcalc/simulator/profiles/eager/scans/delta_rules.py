@@ -180,8 +180,8 @@ class DeltaRuleKernels(ScanModules):
 
     def _keep_convolved(self, operations: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
-        conv = operations["conv1d"]
-        self.states(operations["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
+        convolution = operations["conv1d"]
+        self.states(operations["conv_state"], (convolution.outs[0].width, convolution.options["kernel"]))
 
     def _convolution_weight(self, name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""

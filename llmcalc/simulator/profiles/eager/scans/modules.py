@@ -38,8 +38,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
                 continue
-            kind = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
-            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{kind}", None)
+            op_class = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
+            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{op_class}", None)
             if kernel is not None:
                 return lambda: self.run_module_at_once(module_scope, kernel)
         return super().module_kernel(module_scope)
@@ -62,9 +62,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):
-            for value in operation.ins:
-                if self.last.get(id(value.storage)) == id(operation):
-                    self.forget(value.storage)
+            for flow_value in operation.ins:
+                if self.last.get(id(flow_value.storage)) == id(operation):
+                    self.forget(flow_value.storage)
 
     def _check_number_formats(self) -> None:
         """Raises `Unsupported` for number formats that the kernels do not support."""
@@ -164,7 +164,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Returns the filters of a convolution. Those of queries, keys and values are concatenated."""
         filter_keys = [(*self.module_path(), f"{operation_name}_conv1d.weight") for operation_name in "qkv"]
         if filter_keys[0] in self.weights:
-            return self.in_pool(shape, self.dtype)
+            return self.new_pool_tensor(shape, self.dtype)
         return self.weight(f"{operation.name}.weight", shape)
 
     def keep_inputs(self, state: Step, x: Tensor) -> None:
