@@ -266,13 +266,7 @@ def engine_questions_of(
     )
 
 
-def run_of(
-    options: Options,
-    hardware: Any,
-    phase: Any,
-    include: frozenset[str],
-    workspace: str | None,
-) -> RunOptions:
+def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str], workspace: str | None) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest

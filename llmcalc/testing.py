@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 
 
 def assert_counts(
-    module: nn.Module,
-    spec: Model,
-    *,
-    inputs: tuple[Any, ...] | None = None,
-    batch: int = 1,
-    seq: int | None = None,
+    module: nn.Module, spec: Model, *, inputs: tuple[Any, ...] | None = None, batch: int = 1, seq: int | None = None
 ) -> None:
     """Raises `AssertionError` unless the module has the spec's parameters and, with `inputs`, forward FLOPs.
 

@@ -15,8 +15,7 @@ def command(
         int, typer.Option("--port", metavar="N", help="Port to serve on; 0: any free port.", min=0, max=65535)
     ] = 0,
     export: Annotated[
-        Path | None,
-        value_option("--export", "DIR", "Write the page into a new folder, for any static server."),
+        Path | None, value_option("--export", "DIR", "Write the page into a new folder, for any static server.")
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the page anew, after a change.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,

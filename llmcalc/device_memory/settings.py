@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from ..workload.execution import (
-    AttentionImplementation,
-    CrossEntropy,
-    LatentForm,
-    NormKernels,
-    OptimizerImplementation,
-)
+from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormKernels, OptimizerImplementation
 from ..workload.inference import CACHE_FORMATS, USERS, batch_of
 from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
 from ..workload.lora import ALL_LINEAR, Base, Library

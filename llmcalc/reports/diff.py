@@ -203,14 +203,7 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
         else []
     )
     unit_text = f", in {scale.name}" if scale.name else ""
-    return Table(
-        f"{name[0].upper()}{name[1:]} by node{unit_text}",
-        NODE_COLUMNS,
-        rows,
-        "",
-        notes,
-        name=name,
-    )
+    return Table(f"{name[0].upper()}{name[1:]} by node{unit_text}", NODE_COLUMNS, rows, "", notes, name=name)
 
 
 def _field_text(value: Any) -> str:

@@ -334,11 +334,7 @@ class _Screen(NamedTuple):
             ]
             tables.append(
                 Table(
-                    "What would make it fit",
-                    CHANGE_COLUMNS,
-                    rows,
-                    notes=without_repetitions([remark]),
-                    name="changes",
+                    "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
                 )
             )
         return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)

@@ -90,15 +90,7 @@ def _scan_bwd(
 
 
 def selective_scan_with_states(
-    aten: Aten,
-    u: Tensor,
-    delta: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor,
-    z: Optional,
-    delta_bias: Tensor,
+    aten: Aten, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Optional, delta_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Runs the selective scan of selective_scan_interface.py:38.
 

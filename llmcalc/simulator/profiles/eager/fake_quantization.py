@@ -71,11 +71,7 @@ class FakeQuantizationKernels(BasicKernels):
         """Returns the integers of x, in float32 (`_quantize_affine_no_dtype_cast`)."""
         aten = self.t
         codes = aten.clamp(
-            aten.add(
-                self._round(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))),
-                zero_point,
-            ),
-            both=True,
+            aten.add(self._round(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))), zero_point), both=True
         )
         return aten.reshape(codes, x.shape)
 
