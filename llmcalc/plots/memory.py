@@ -9,7 +9,8 @@ from .. import units
 from ..accelerator import Fit
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
-from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
+from ..reports.memory import KIND_NAMES, PHASE_NAMES
+from ..reports.memory_notes import run_text
 from ..reports.palette import FAINT, INK, KINDS
 from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
 from .labels import escape_label

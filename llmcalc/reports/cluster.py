@@ -17,22 +17,9 @@ from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import (
-    PHASE_COLUMNS,
-    accelerators_table,
-    device_data,
-    execution_data,
-    fits_data,
-    host_data,
-    host_notes,
-    kind_parts,
-    phase_parts,
-    phase_rows,
-    settings_text,
-    stored_weights_notes,
-    untested_notes,
-    workload_data,
-)
+from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows
+from .memory_data import device_data, execution_data, fits_data, host_data, workload_data
+from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text

@@ -16,7 +16,9 @@ from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
+from .memory import verdict_notes, verdict_of
+from .memory_data import device_data, execution_data, workload_data
+from .memory_notes import run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data

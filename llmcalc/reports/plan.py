@@ -14,7 +14,7 @@ from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidat
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
-from .memory import run_text
+from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
