@@ -8,7 +8,7 @@ without a comparison, and for a comparison without a witness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -152,6 +152,27 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
         vars(kernel)["witness"] = witness
         vars(kernel)["choice"] = choice
         return kernel
+
+    return state
+
+
+KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", "scan_", "serve_")
+"""The beginnings of the names of methods that are kernels."""
+
+Profile = TypeVar("Profile", bound=type[Any])
+
+
+def kernels_compared(witness: Witness, unchecked: Collection[str] = ()) -> Callable[[Profile], Profile]:
+    """Returns a decorator that records the check of all kernels of a class, except those that record their own.
+
+    unchecked: the methods that nothing checks, or that only have the name of a kernel; default none.
+    """
+
+    def state(profile: Profile) -> Profile:
+        for name, kernel in vars(profile).items():
+            if name.startswith(KERNEL_PREFIXES) and name not in unchecked and witness_of(kernel) == UNTESTED:
+                compared(witness)(kernel)
+        return profile
 
     return state
 

@@ -121,15 +121,7 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
     target_options, read_options = OPTIONS["target_options"]
     context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model_options = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    time_options = {
-        **context,
-        **run_options,
-        **layout,
-        **RUN_FILES,
-        **TIME_OPTIONS,
-        **model_options,
-        **target_options,
-    }
+    time_options = {**context, **run_options, **layout, **RUN_FILES, **TIME_OPTIONS, **model_options, **target_options}
 
     def timed_run(chosen: dict[str, Any]) -> TimedRun:
         return TimedRun(

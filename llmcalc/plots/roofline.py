@@ -93,12 +93,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     drawn_points = []
     datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge)}", 3.8, 9)
     for peak, bandwidth, roof_line, words in (
-        (
-            timed_run.peak,
-            device.bandwidth,
-            "-",
-            datasheet_text,
-        ),
+        (timed_run.peak, device.bandwidth, "-", datasheet_text),
         (
             time_estimator.product_rate(product_format),
             device.bandwidth * device.generation.memory,

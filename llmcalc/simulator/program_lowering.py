@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
-from ..evidence import by_torch, compared
+from ..evidence import by_torch, compared, kernels_compared
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -24,6 +24,7 @@ from .meter import NoMeter
 from .tensor import INT64, Tensor, counted_as, empty
 
 
+@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
 class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
@@ -321,7 +322,6 @@ class ProgramLowering(CacheTensors):
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         """Keeps tensors referenced as local variables of a module."""
         frame = self.frames[-2 if operation.options["outside"] else -1]
@@ -329,26 +329,22 @@ class ProgramLowering(CacheTensors):
             if not self.is_from_earlier_pass(flow_value):
                 frame.local_tensors[operation_name] = self.tensor_of(flow_value)
 
-    @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
         for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
             self.memo[operation_name] = self.tensor_of(flow_value)
 
-    @compared(BY_TORCH)
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
         frame = self.frames[-1]
         frame.callers.append(frame.local_tensors)
         frame.local_tensors = {}
 
-    @compared(BY_TORCH)
     def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module."""
         frame = self.frames[-1]
         frame.local_tensors = frame.callers.pop()
 
-    @compared(BY_TORCH)
     def do_also(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
         self.further_outputs.append(self.tensor_of(operation.ins[0]))

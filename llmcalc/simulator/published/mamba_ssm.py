@@ -238,17 +238,7 @@ def mamba_inner_fn(
         del flat_output
         dconv1d_out = split_tokens(aten, dconv1d_out, batch)
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(aten, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
-        return (
-            dxz,
-            dconv1d_weight,
-            dconv1d_bias,
-            dx_proj_weight,
-            ddelta_proj_weight,
-            dout_proj_weight,
-            da,
-            dd,
-            dbias,
-        )
+        return (dxz, dconv1d_weight, dconv1d_bias, dx_proj_weight, ddelta_proj_weight, dout_proj_weight, da, dd, dbias)
 
     with autograd_graph.no_grad():
         y, dense_inputs, x_dbl, b, c, states, output = forward(xz)
@@ -582,17 +572,7 @@ def mamba_split_conv1d_scan_combined(
             aten.transpose(dxbc, 1, 2),
             aten.transpose(du, 1, 2),
         )
-        return (
-            dzxbcdt,
-            dweight,
-            dbias_of_conv,
-            dbias,
-            da,
-            dd,
-            drmsnorm_weight,
-            doutproj_weight,
-            doutproj_bias,
-        )
+        return (dzxbcdt, dweight, dbias_of_conv, dbias, da, dd, drmsnorm_weight, doutproj_weight, doutproj_bias)
 
     with autograd_graph.no_grad():
         y, output, rstd = forward()

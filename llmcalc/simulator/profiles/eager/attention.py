@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import exact_div, same
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....workload.derived_rows import QueryKeyPairs
@@ -15,6 +15,7 @@ from ...lowering import Lowering
 from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
 
 
+@kernels_compared(BY_TORCH)
 class AttentionKernels(Lowering):
     """Softmax attention as in the reference implementation."""
 
@@ -24,7 +25,6 @@ class AttentionKernels(Lowering):
 
     # --- positions --------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_rope(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         has_heads = len(x.shape) == 4
@@ -83,7 +83,6 @@ class AttentionKernels(Lowering):
 
     # --- keys and values --------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_repeat(self, operation: Step) -> None:
         x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
         if isinstance(operation.ins[0].rows, QueryKeyPairs):
@@ -106,7 +105,6 @@ class AttentionKernels(Lowering):
             return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
         return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
-    @compared(BY_TORCH)
     def do_cache(self, operation: Step) -> None:
         if self.is_from_earlier_pass(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
@@ -183,7 +181,6 @@ class AttentionKernels(Lowering):
             return self.t.cat(rows, 1)
         return self.heads_first(self.t.cat([self.heads_first(x) for x in rows], 2))
 
-    @compared(BY_TORCH)
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
@@ -198,12 +195,10 @@ class AttentionKernels(Lowering):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
         q, k = map(self.tensor_of, operation.ins)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
-    @compared(BY_TORCH)
     def do_attention(self, operation: Step) -> None:
         """Runs attention by the profile's method that is named after the attention operation."""
         name = type(operation.op).__name__
@@ -212,7 +207,6 @@ class AttentionKernels(Lowering):
             raise self.not_modelled(operation, name)
         kernel(operation)
 
-    @compared(BY_TORCH)
     def attention_AttentionCore(self, operation: Step) -> None:
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
         bias = self.tensor_of(operation.ins[3]) if operation.options["biased"] else None

@@ -7,7 +7,7 @@ from typing import Any
 from ....algebra import Number, times
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -21,12 +21,12 @@ BY_TOKEN = ("ids", "known ids")
 """Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
 
 
+@kernels_compared(BY_TORCH)
 class BasicKernels(Lowering):
     """Kernels of the steps in most models."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_linear(self, operation: Step) -> None:
         x, output = self.flat_tensor(operation.ins[0], operation), operation.outs[0]
         bias = None
@@ -47,7 +47,6 @@ class BasicKernels(Lowering):
         """Returns the rows per sequence, the last ones, that a linear layer computes."""
         return self.run_config.new_rows(operation.outs[0].rows)
 
-    @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
         x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
@@ -72,7 +71,6 @@ class BasicKernels(Lowering):
         """Computes x·Wᵀ + b. width: the number of output features."""
         return self.t.linear(x, weight, bias)
 
-    @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
         output = operation.outs[0]
         if operation.options["by"] == "all":
@@ -114,11 +112,9 @@ class BasicKernels(Lowering):
         index: Tensor = local_tensors[index_kind]
         return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
 
-    @compared(BY_TORCH)
     def do_unread_table(self, operation: Step) -> None:
         self.table(operation)
 
-    @compared(BY_TORCH)
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
         parameter_key, is_trained = (
@@ -129,7 +125,6 @@ class BasicKernels(Lowering):
             operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
         )
 
-    @compared(BY_TORCH)
     def do_buffer(self, operation: Step) -> None:
         self.store_tensor(
             operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
@@ -137,7 +132,6 @@ class BasicKernels(Lowering):
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
         flow_value, normed_shape, heads = (
@@ -199,7 +193,6 @@ class BasicKernels(Lowering):
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         if operation.options["float32"]:
@@ -252,15 +245,12 @@ class BasicKernels(Lowering):
         """Computes x³, under autocast possibly in float32."""
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
-    @compared(BY_TORCH)
     def do_flat(self, operation: Step) -> None:
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
-    @compared(BY_TORCH)
     def do_scale(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0])))
 
-    @compared(BY_TORCH)
     def do_split(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         shapes = [self.shape(output) for output in operation.outs]
@@ -274,7 +264,6 @@ class BasicKernels(Lowering):
         for output, view in zip(operation.outs, part_tensors, strict=True):
             self.store_tensor(output, view)
 
-    @compared(BY_TORCH)
     def do_cat(self, operation: Step) -> None:
         xs = list(map(self.tensor_of, operation.ins))
         shape = self.shape(operation.outs[0])
@@ -311,7 +300,6 @@ class BasicKernels(Lowering):
                 return axis
         return None
 
-    @compared(BY_TORCH)
     def do_core(self, operation: Step) -> None:
         """Runs a matrix product or a scan by the profile's method that is named after the operation."""
         name = type(operation.op).__name__
@@ -320,7 +308,6 @@ class BasicKernels(Lowering):
             raise self.not_modelled(operation, name)
         kernel(operation)
 
-    @compared(BY_TORCH)
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:

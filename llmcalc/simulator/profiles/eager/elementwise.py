@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -13,14 +13,13 @@ from ...tensor import FLOAT32, INT64, Tensor
 from .basic import BasicKernels
 
 
+@kernels_compared(BY_TORCH)
 class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 
-    @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.add(*self._align_axes(operation)))
 
-    @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
         a, b = self._align_axes(operation)
         product, dtype = self.t.mul(a, b), a.dtype
@@ -30,11 +29,9 @@ class ElementwiseKernels(BasicKernels):
             product = self.t.to(product, dtype)
         self.store_tensor(operation.outs[0], product)
 
-    @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.sub(*self._align_axes(operation)))
 
-    @compared(BY_TORCH)
     def do_div(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.div(*self._align_axes(operation)))
 
@@ -66,11 +63,9 @@ class ElementwiseKernels(BasicKernels):
             x = self.t.unsqueeze(x, leading_axes + i)
         return x
 
-    @compared(BY_TORCH)
     def do_plus(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.add_number(self.tensor_of(operation.ins[0])))
 
-    @compared(BY_TORCH)
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
         flow_value, output = operation.ins[0], operation.outs[0]
@@ -81,13 +76,11 @@ class ElementwiseKernels(BasicKernels):
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         output = operation.outs[0]
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
-    @compared(BY_TORCH)
     def do_in_format_of(self, operation: Step) -> None:
         x, template_value = map(self.tensor_of, operation.ins)
         self.bind(operation.outs[0], self.t.to(template_value, x.dtype))
@@ -102,7 +95,6 @@ class ElementwiseKernels(BasicKernels):
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if operation.options["kind"] == "xielu":
             self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))

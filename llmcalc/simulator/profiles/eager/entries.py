@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ....algebra import Number, exact_div, is_zero, minimum
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import EntryCache
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
+@kernels_compared(BY_TORCH)
 class EntryKernels(AttentionVariantKernels):
     """Compressed attention as in the reference, line by line."""
 
-    @compared(BY_TORCH)
     def do_windows(self, operation: Step) -> None:
         aten, x, output = self.t, self.tensor_of(operation.ins[0]), operation.outs[0]
         shape = self.shape(output)
@@ -29,7 +29,6 @@ class EntryKernels(AttentionVariantKernels):
             output, aten.unflatten(x if x.shape[1] == window_rows else aten.slice(x, window_rows, 1), 1, shape[1:3])
         )
 
-    @compared(BY_TORCH)
     def do_weighted_mean(self, operation: Step) -> None:
         aten, (values, gate) = self.t, map(self.tensor_of, operation.ins)
         self.store_tensor(
@@ -37,7 +36,6 @@ class EntryKernels(AttentionVariantKernels):
             aten.sum(aten.mul(values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), values.dtype)), 2),
         )
 
-    @compared(BY_TORCH)
     def do_with_rest(self, operation: Step) -> None:
         rows = list(map(self.tensor_of, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
@@ -47,7 +45,6 @@ class EntryKernels(AttentionVariantKernels):
             self.values.pop(id(flow_value))
             self.bind(output, tensor)
 
-    @compared(BY_TORCH)
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
         aten, (flow_value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
@@ -70,7 +67,6 @@ class EntryKernels(AttentionVariantKernels):
         self.values.pop(id(flow_value), None)
         self.bind(operation.outs[0], entries)
 
-    @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, entries) = self.t, map(self.tensor_of, operation.ins)
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
@@ -79,13 +75,11 @@ class EntryKernels(AttentionVariantKernels):
         entry_positions = aten.unsqueeze(aten.new_tensor((entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
-    @compared(BY_TORCH)
     def do_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
-    @compared(BY_TORCH)
     def do_candidates(self, operation: Step) -> None:
         """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
@@ -126,7 +120,6 @@ class EntryKernels(AttentionVariantKernels):
         ranked_blocks = aten.sort(block_maxima)[1]
         self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, count))
 
-    @compared(BY_TORCH)
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
         aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
@@ -147,7 +140,6 @@ class EntryKernels(AttentionVariantKernels):
             top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
         self.bind(operation.outs[0], top_entries)
 
-    @compared(BY_TORCH)
     def do_among(self, operation: Step) -> None:
         aten, (visible_mask, chosen_entries, entries) = self.t, map(self.tensor_of, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
@@ -164,7 +156,6 @@ class EntryKernels(AttentionVariantKernels):
         )
         self.bind(operation.outs[0], aten.unsqueeze(aten.like(visible_mask, selected_mask), 1))
 
-    @compared(BY_TORCH)
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]

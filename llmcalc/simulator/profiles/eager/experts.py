@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
@@ -27,6 +27,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 """The linear layers of gated experts that read the experts' input."""
 
 
+@kernels_compared(BY_TORCH)
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
@@ -41,7 +42,6 @@ class ExpertKernels(Lowering):
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_route(self, operation: Step) -> None:
         aten, options = self.t, operation.options
         inputs = dict(zip(options["beside"], operation.ins[1:], strict=True))
@@ -86,7 +86,6 @@ class ExpertKernels(Lowering):
             return self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
         return chosen_scores
 
-    @compared(BY_TORCH)
     def do_product_keys(self, operation: Step) -> None:
         aten, grid_side = self.t, operation.options["side"].size
         rows, columns = aten.split(
@@ -98,7 +97,6 @@ class ExpertKernels(Lowering):
         self.store_tensor(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
         self.store_tensor(operation.outs[1], top_indices)
 
-    @compared(BY_TORCH)
     def do_carry(self, operation: Step) -> None:
         x, carried_name = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
         if len(operation.ins) > 1 and self.recompute.reentrant:
@@ -119,7 +117,6 @@ class ExpertKernels(Lowering):
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
@@ -145,13 +142,11 @@ class ExpertKernels(Lowering):
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
-    @compared(BY_TORCH)
     def do_to_tokens(self, operation: Step) -> None:
         flow_value = operation.ins[0]
         x = self.by_row(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
         self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
-    @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
         """Sums the weighted expert outputs of each token.
 
@@ -186,7 +181,6 @@ class ExpertKernels(Lowering):
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
         x = self.by_row(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
@@ -282,13 +276,11 @@ class ExpertKernels(Lowering):
         group_ends: Tensor = local_tensors["ends"]
         return group_ends
 
-    @compared(BY_TORCH)
     def core_IdentityExperts(self, operation: Step) -> None:
         rows, y = (self.by_row(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
         identity = self.frames[-1].local_tensors["identity"]
         self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
-    @compared(BY_TORCH)
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""
         aten, op, (x, expert_indices) = self.t, operation.op, operation.ins

@@ -8,7 +8,7 @@ from typing import Any
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import Witness, by_source, by_torch, compared
+from ....evidence import Witness, by_source, by_torch, compared, kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -46,6 +46,7 @@ ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
 
 
+@kernels_compared(BY_TORCH)
 class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 
@@ -117,14 +118,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """Whether an activation and the product with it are one operation."""
         return self.choices.compiled or self.choices.fused_gate
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._in_this_module("mul", operation.outs[0]):
             self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
 
-    @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up. The backward pass of torch.compile and Liger-Kernel recomputes the activation.
 
@@ -158,7 +157,6 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = (
             self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import by_source, by_torch, compared
+from ....evidence import by_source, by_torch, compared, kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import record, recorded
@@ -30,15 +30,14 @@ CUDNN_WORKSPACE = 256
 """Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
 
 
+@kernels_compared(BY_TORCH)
 class FusedAttention(AttentionKernels):
     """The attention kernels that the settings select instead of the reference's operations."""
 
-    @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
         if self.choices.attention == "eager":
             super().do_mask(operation)
 
-    @compared(BY_TORCH)
     def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = any(
@@ -57,7 +56,6 @@ class FusedAttention(AttentionKernels):
             for scope_item in scope_items
         )
 
-    @compared(BY_TORCH)
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
             super().attention_AttentionCore(operation)

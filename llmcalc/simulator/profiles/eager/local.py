@@ -6,13 +6,14 @@ from typing import Any
 
 from ....algebra import ceil_div, floor_div
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import BlockSums, LocalCore
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .positions import PositionKernels
 
 
+@kernels_compared(BY_TORCH)
 class LocalKernels(PositionKernels):
     """Local attention as in the reference, line by line."""
 
@@ -22,7 +23,6 @@ class LocalKernels(PositionKernels):
         block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
-    @compared(BY_TORCH)
     def core_BlockSums(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSums)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
@@ -34,7 +34,6 @@ class LocalKernels(PositionKernels):
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_in_blocks(self, operation: Step) -> None:
         flow_value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
         x, heads, tokens = self.flat_tensor(flow_value), output.axes[0].size, self.run_config.new_rows(output.rows)
@@ -88,7 +87,6 @@ class LocalKernels(PositionKernels):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_local_mask(self, operation: Step) -> None:
         options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         sizes = tokens, options["radius"], options["block_sums"]
@@ -125,7 +123,6 @@ class LocalKernels(PositionKernels):
             bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
-    @compared(BY_TORCH)
     def attention_LocalCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)

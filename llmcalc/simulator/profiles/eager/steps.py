@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import exact_div
-from ....evidence import by_torch, compared
+from ....evidence import by_torch, kernels_compared
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
@@ -24,6 +24,7 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
 
+@kernels_compared(DECODED)
 class StepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
@@ -41,7 +42,6 @@ class StepKernels(ScanKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
@@ -114,7 +114,6 @@ class StepKernels(ScanKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
@@ -172,7 +171,6 @@ class StepKernels(ScanKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         self.refuse_dynamic_filters(operations)
@@ -269,11 +267,9 @@ class StepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
 
-    @compared(DECODED)
     def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
@@ -346,7 +342,6 @@ class StepKernels(ScanKernels):
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
-    @compared(DECODED)
     def next_wkv(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
 
@@ -388,7 +383,6 @@ class StepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv = self.t, operations["conv_1d"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from .....algebra import exact_div, is_zero
 from .....components.base import BY_TORCH, PUBLISHED
-from .....evidence import compared
+from .....evidence import compared, kernels_compared
 from .....flow.program import Scope, Step, every_step
 from .....ops import State
 from .....workload.rows import TOKENS
@@ -20,6 +20,7 @@ from ..convolution import ConvolutionKernels
 from .module_steps import Steps, module_steps
 
 
+@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
 class ScanModules(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
@@ -128,7 +129,6 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
         return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
 
-    @compared(BY_TORCH)
     def do_conv(self, operation: Step) -> None:
         if is_zero(getattr(operation.op, "padding", 0)):
             super().do_conv(operation)
@@ -203,7 +203,6 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Returns an operation of the current module by name."""
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == name)
 
-    @compared(BY_TORCH)
     def do_shift(self, operation: Step) -> None:
         aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
         cached_row = self.cached(state)
@@ -211,6 +210,5 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         self.keep(state, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
-    @compared(BY_TORCH)
     def do_complement(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0]), "rsub"))
