@@ -203,14 +203,12 @@ def summarize(
     stacks: list[LayerStack],
     tensors: Term,
     is_complete: bool = True,
-    extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
-    extra_terms: terms that are part of the tensors; default none.
     """
     allocation_place, peak = replay.peak
     workspaces = peak.kinds["overhead"]
@@ -230,7 +228,6 @@ def summarize(
         moments=moments(replay.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
-            *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", replay.slop, *allocator_evidence, TORCH, True),
             Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),

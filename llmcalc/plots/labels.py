@@ -57,10 +57,10 @@ def tick_text(value: float, write_value: Callable[[Any], str]) -> str:
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
-def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+def spread_labels(heights: Sequence[float], distance: float) -> list[float]:
     """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
 
-    low, high: bounds of the lowest and of the highest label, as far as all labels fit between them.
+    The lowest label is at least at 0, and the highest at most at 1, as far as all labels fit between them.
     """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
@@ -74,10 +74,10 @@ def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, h
             )
         blocks.append((mean_height, label_count))
     mean_heights = [mean_height for mean_height, label_count in blocks for _ in range(label_count)]
-    highest_start = max(high - (len(order) - 1) * distance, low)
+    highest_start = max(1 - (len(order) - 1) * distance, 0.0)
     spread = [0.0] * len(order)
     for rank, (i, mean_height) in enumerate(zip(order, mean_heights, strict=True)):
-        spread[i] = min(max(mean_height, low), highest_start) + rank * distance
+        spread[i] = min(max(mean_height, 0.0), highest_start) + rank * distance
     return spread
 
 

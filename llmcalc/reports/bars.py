@@ -32,14 +32,14 @@ def share_bar(bar: Bar) -> str:
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def timeline_bar(byte_counts: Sequence[int], maximum: int, width: int = WIDTH) -> str:
+def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:
     """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
-    maximum: the value of the highest level. width: characters.
+    maximum: the value of the highest level.
     """
     if not byte_counts:
         return ""
-    bar_length = min(width, len(byte_counts))
+    bar_length = min(WIDTH, len(byte_counts))
     value_ranges = [
         byte_counts[len(byte_counts) * i // bar_length : len(byte_counts) * (i + 1) // bar_length]
         for i in range(bar_length)

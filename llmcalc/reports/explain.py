@@ -139,11 +139,11 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
     )
 
 
-def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
+def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
     """Returns symbol → (field, value) for the symbols of the formulas."""
     used_symbols: set[Any] = set()
-    for section in explanation.sections if sections is None else sections:
-        if sections is None and explanation.node is None:
+    for section in explanation.sections:
+        if explanation.node is None:
             used_symbols |= getattr(section.places[0].symbolic_node.repeat, "free_symbols", set())
         for formula in section.formulas:
             for expression in (formula.expression, formula.in_hidden):

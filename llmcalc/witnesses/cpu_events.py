@@ -110,14 +110,6 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def allocated_sizes(self, phase: str) -> list[int]:
-        """Returns the sorted sizes in bytes of the counted blocks that a pass allocates."""
-        return sorted(
-            memory_block.size
-            for event_sign, memory_block, moment_phase in self.moments
-            if event_sign > 0 and moment_phase == phase and memory_block.is_counted
-        )
-
     def pass_bytes(self, counts: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
         """Returns the bytes of both passes.
 
