@@ -27,8 +27,7 @@ ENGINE_HELP = (
 )
 
 EngineOption: TypeAlias = Annotated[
-    list[str] | None,
-    value_option("--engine", "NAME[==VERSION]", ENGINE_HELP, panel="What runs"),
+    list[str] | None, value_option("--engine", "NAME[==VERSION]", ENGINE_HELP, panel="What runs")
 ]
 
 ReceiptOption: TypeAlias = Annotated[

@@ -82,11 +82,7 @@ def _check_stdin_once(targets: list[str] | None) -> list[str] | None:
 
 
 _SEVERAL: Any = typer.Argument(
-    metavar="TARGET",
-    help=TARGET_HELP,
-    autocompletion=complete_target,
-    show_default=False,
-    callback=_check_stdin_once,
+    metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False, callback=_check_stdin_once
 )
 Targets: TypeAlias = Annotated[list[str], _SEVERAL]
 TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
@@ -265,10 +261,7 @@ def count_option(name: str, text: str) -> Any:
     return typer.Option(name, metavar="N", parser=parsed, help=text, show_default=False)
 
 
-Kind: TypeAlias = Annotated[
-    str | None,
-    value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}."),
-]
+Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
 AttentionKind: TypeAlias = Annotated[
     str | None,
     value_option(
@@ -352,8 +345,7 @@ def _include_option(part: OptionalPart) -> Any:
 
 
 JunitOption: TypeAlias = Annotated[
-    Path | None,
-    value_option("--junit", "FILE", "Also write JUnit XML, for CI systems."),
+    Path | None, value_option("--junit", "FILE", "Also write JUnit XML, for CI systems.")
 ]
 DraftOption: TypeAlias = Annotated[
     str | None,

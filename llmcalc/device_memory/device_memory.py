@@ -198,11 +198,7 @@ def device_memory(
 
 
 def summarize(
-    replay: ReplayResult,
-    cuda_runtime: Runtime,
-    stacks: list[LayerStack],
-    tensors: Term,
-    is_complete: bool = True,
+    replay: ReplayResult, cuda_runtime: Runtime, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 

@@ -10,12 +10,7 @@ from ..frameworks.launch.rollout import Rollout
 from ..studies.rollout_phases import RolloutPhase
 from .document import Column, Row, Table
 
-TITLES = {
-    "rollout": "rollout",
-    "weight_transfer": "weights sent",
-    "log_probabilities": "log-probs",
-    "update": "update",
-}
+TITLES = {"rollout": "rollout", "weight_transfer": "weights sent", "log_probabilities": "log-probs", "update": "update"}
 """Phase → the title of its column."""
 
 ROWS = {

@@ -68,7 +68,7 @@ OF_TRAINERS = {
         layers=True,
         saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
         alternate=frozenset({"mm"}),
-    ),
+    )
 }
 """Modes that launch files name → what they mean.
 
