@@ -61,10 +61,10 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
     return config
 
 
-def head_of(head: Any) -> Any:
+def head_of(head_name: Any) -> Any:
     from .components.head_kind import HeadKind
 
-    return one_of("--head", head, HeadKind)
+    return one_of("--head", head_name, HeadKind)
 
 
 def preset_of(

@@ -98,7 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((kind, name) for kind, text in names.items() for name in text.split())
+    return tuple((part_kind, name) for part_kind, text in names.items() for name in text.split())
 
 
 LLAMA_PARTS = parts_of_kinds(

@@ -139,8 +139,8 @@ def length_option(
     text, panel: its text and its panel on the help page.
     """
 
-    def check_length(option: typer.CallbackParam, number: int | None) -> int | None:
-        return maybe_whole(typed_name(option), number, least, most)
+    def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
+        return maybe_whole(typed_name(option), parsed_length, least, most)
 
     return typer.Option(
         name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=text, rich_help_panel=panel

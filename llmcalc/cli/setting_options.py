@@ -28,10 +28,10 @@ class OptionOfCommand(NamedTuple):
     default: Any
 
 
-def optional_parameter(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns a command's parameter with default None. kind: the parameter's type. option: typer's option."""
+def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
+    """Returns a command's parameter with default None. value_type: the parameter's type. option: typer's option."""
     annotated_type: Any = Annotated
-    return OptionOfCommand(annotated_type[kind | None, option], None)
+    return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
 def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
@@ -80,13 +80,13 @@ def options_of(settings: type, names: Iterable[str] = ()) -> dict[str, OptionOfC
 
 
 def replace_parameter(
-    parameter: str, options: Mapping[str, OptionOfCommand], combine: Callable[[dict[str, Any]], Any]
+    parameter: str, options: Mapping[str, OptionOfCommand], combine_options: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by options.
 
     parameter: name of the parameter.
     options: name → option.
-    combine: function of the options' values that returns the value of the parameter.
+    combine_options: function of the options' values that returns the value of the parameter.
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:
@@ -104,7 +104,11 @@ def replace_parameter(
 
         def run(**typed_values: Any) -> None:
             command(
-                **{parameter: combine({setting_name: typed_values.pop(setting_name) for setting_name in options})},
+                **{
+                    parameter: combine_options(
+                        {setting_name: typed_values.pop(setting_name) for setting_name in options}
+                    )
+                },
                 **typed_values,
             )
 

@@ -96,8 +96,8 @@ def _tool_of_command(name: str) -> Tool:
 
 def _is_input(parameter: Any) -> bool:
     """Whether a command's parameter changes the content of the answer, and not just the format."""
-    writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
-    return not writes and _option_name(parameter) not in LEFT_OUT
+    writes_output = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
+    return not writes_output and _option_name(parameter) not in LEFT_OUT
 
 
 def _option_name(parameter: Any) -> str:

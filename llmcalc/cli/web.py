@@ -27,9 +27,9 @@ def command(
 
     if export is not None:
         check_export(export)
-    page, built = build_page(rebuild)
-    if built:
-        store_remark(built)
+    page, build_remark = build_page(rebuild)
+    if build_remark:
+        store_remark(build_remark)
     if export is not None:
         export_page(page, export)
         store_remark(f"wrote {export}")

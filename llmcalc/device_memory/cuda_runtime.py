@@ -121,7 +121,8 @@ def workspace_bytes(config: str) -> int:
     """
     if not _CONFIG.fullmatch(config):
         raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
-    numbers = [int(number_text) for number_text in config.split(":")[1:]]
+    buffer_numbers = [int(number_text) for number_text in config.split(":")[1:]]
     return sum(
-        buffer_kib * buffer_count * KIB for buffer_kib, buffer_count in zip(numbers[::2], numbers[1::2], strict=True)
+        buffer_kib * buffer_count * KIB
+        for buffer_kib, buffer_count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True)
     )

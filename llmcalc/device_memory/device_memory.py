@@ -316,8 +316,8 @@ class CountedRun:
         short_run_repeats = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
-                RepeatAnalysis(recorded, self.stacks, self.repeating)
-                for recorded in replays(short_run_repeats, self.runtime.workspace)
+                RepeatAnalysis(recorded_events, self.stacks, self.repeating)
+                for recorded_events in replays(short_run_repeats, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -326,7 +326,9 @@ class CountedRun:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
-        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in replays({}, self.runtime.workspace)]
+        return [
+            RepeatAnalysis(recorded_events, self.stacks, []) for recorded_events in replays({}, self.runtime.workspace)
+        ]
 
     def _count_bytes(self, layers: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. layers: stack → repeats, by default all."""
@@ -342,13 +344,16 @@ class CountedRun:
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
-        stacks, repeating = self.stacks, self.repeating
+        stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
+            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating_stacks}
+            for layers in EXTRAPOLATED_FROM
         )
-        longer_repeats = {i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating}
-        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating)
-        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating)
+        longer_repeats = {
+            i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating_stacks
+        }
+        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating_stacks)
+        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating_stacks)
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )

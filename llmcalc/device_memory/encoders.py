@@ -74,14 +74,18 @@ def _has_replay(tower: Any) -> bool:
 
 def _layer_program(tower: Any) -> Flow:
     """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
-    program, hidden = Flow(), Axis("hidden", tower.hidden_size)
+    program, hidden_vectors = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
-        frames = tower.stack.stem.frames_read()
+        frame_rows = tower.stack.stem.frames_read()
     else:
-        frames = Value(RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden,))
-        program.entry = frames
+        frame_rows = Value(
+            RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden_vectors,)
+        )
+        program.entry = frame_rows
     with program.apart(causal=False):
         program.result = (
-            tower.stack.flow(program, frames, hidden) if tower.type == "audio" else tower.stack.flow(program, frames)
+            tower.stack.flow(program, frame_rows, hidden_vectors)
+            if tower.type == "audio"
+            else tower.stack.flow(program, frame_rows)
         )
     return program

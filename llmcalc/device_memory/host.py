@@ -50,11 +50,11 @@ def paged_bytes(memory_use: MemoryUse) -> int:
 
 def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
     """Returns the memory of a device of whose tensors paged states are no part, with these states beside them."""
-    paged = paged_bytes(memory_use)
-    if not paged:
+    paged_state_bytes = paged_bytes(memory_use)
+    if not paged_state_bytes:
         return device
-    term = Term("paged optimizer states", paged, "estimate", PAGED_SOURCE)
-    return replace(device, device_bytes=device.device_bytes + paged, terms=(*device.terms, term))
+    term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
+    return replace(device, device_bytes=device.device_bytes + paged_state_bytes, terms=(*device.terms, term))
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:

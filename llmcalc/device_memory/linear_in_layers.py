@@ -28,7 +28,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
     short_run = replay(short_run_repeats)
-    extrapolated = ReplayResult(
+    extrapolated_result = ReplayResult(
         short_run.set_up,
         short_run.after,
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
@@ -38,9 +38,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     longer_runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in longer_runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
-        extrapolated.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
-        extrapolated.after += added_repeats * (longer_run.after - short_run.after)
-        for allocation_place, peak in extrapolated.peaks.items():
+        extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
+        extrapolated_result.after += added_repeats * (longer_run.after - short_run.after)
+        for allocation_place, peak in extrapolated_result.peaks.items():
             _extrapolate_peak(
                 peak,
                 short_run.peaks[allocation_place],
@@ -49,16 +49,20 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
             )
     for i, longer_run in longer_runs.items():
         for allocation_place in [
-            allocation_place for allocation_place in extrapolated.peaks if stacks[i].is_second(allocation_place)
+            allocation_place for allocation_place in extrapolated_result.peaks if stacks[i].is_second(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
             slopes[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = extrapolated.peaks[allocation_place].copy()
+            last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated.peaks.items()}
-    return highest_pass(ReplayResult(extrapolated.set_up, extrapolated.after, peaks=peaks | last_peaks, slopes=slopes))
+    peaks = {
+        _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
+    }
+    return highest_pass(
+        ReplayResult(extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=slopes)
+    )
 
 
 def highest_pass(replay: ReplayResult) -> ReplayResult:
@@ -161,21 +165,21 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             added_layers = repeat * block_stack.period
             points.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * slope)
-                    for layer_index, path, bytes, slope in peaks_by_place
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * bytes_per_repeat)
+                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_places.clear()
 
     repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay.slopes else []
-    ends = {
+    repeat_ends = {
         layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
     for allocation_place, peak in replay.peaks.items():
-        if allocation_place in ends:
+        if allocation_place in repeat_ends:
             continue
         layer_stack = next(
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None

@@ -96,8 +96,8 @@ class MemoryUse:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
         tree, include = self.count.tree, self.count.include
-        adapters, copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
-        return (adapters, self.adapter_dtype), (copies, self.dtype)
+        adapters, module_copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
+        return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
     def gradients(self) -> Number:
@@ -106,10 +106,10 @@ class MemoryUse:
             return 0
         if self.adapters is None:
             return bytes_of(self.trained, self.grad_dtype)
-        (adapters, adapter_dtype), (copies, copy_dtype) = self._adapters_and_copies
+        (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
-        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(copies), copy_dtype))
+        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(module_copies), copy_dtype))
 
     @property
     def master_weights(self) -> Number:
@@ -338,10 +338,12 @@ def _optimizer_state(
         )
         return record.state(list(trained_tensors(count.tree, count.include)), optimizer_state, momentum)
     optimizer_state = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copies = record.state(
+    module_copies = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), optimizer_state, momentum).with_more(copies)
+    return record.state(adapters.adapters(count.tree, count.include), optimizer_state, momentum).with_more(
+        module_copies
+    )
 
 
 def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:

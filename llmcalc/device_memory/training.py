@@ -88,10 +88,10 @@ class Training:
     gradient_dtype: Dtype | None = None
     pages_states: bool = False
 
-    def step_optimizer(self, graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
+    def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""
         run_step(
-            graph,
+            autograd_graph,
             self.optimizer,
             parameters,
             self.implementation,
@@ -328,13 +328,13 @@ class TrainingRun:
     def update(self) -> None:
         """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
         self.meter.place = Place("step")
-        copies: list[Tensor] = []
+        gradient_copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
             trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
                 trained_parameter.gradient = self.graph.new_tensor(gradient.shape, FLOAT32)
-                copies.append(trained_parameter.gradient)
+                gradient_copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():

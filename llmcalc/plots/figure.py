@@ -172,8 +172,8 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
     from matplotlib import rc_context
 
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    metadata_by_format = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
     with rc_context(STYLE):
-        figure.savefig(buffer, format=file_format, metadata=dates[file_format], dpi=160)
+        figure.savefig(buffer, format=file_format, metadata=metadata_by_format[file_format], dpi=160)
     return buffer.getvalue()

@@ -57,28 +57,28 @@ def tick_text(value: float, write_value: Callable[[Any], str]) -> str:
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
-def spread_labels(heights: Sequence[float], distance: float) -> list[float]:
-    """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
+def spread_labels(heights: Sequence[float], least_distance: float) -> list[float]:
+    """Returns label heights as near to `heights` as possible (least squares), at least `least_distance` apart.
 
     The lowest label is at least at 0, and the highest at most at 1, as far as all labels fit between them.
     """
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
-    for rank, i in enumerate(order):
-        mean_height, label_count = heights[i] - rank * distance, 1
-        while blocks and blocks[-1][0] >= mean_height:
-            label_below, label_count_below = blocks.pop()
+    sorted_indices = sorted(range(len(heights)), key=heights.__getitem__)
+    label_blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
+    for rank, i in enumerate(sorted_indices):
+        mean_height, label_count = heights[i] - rank * least_distance, 1
+        while label_blocks and label_blocks[-1][0] >= mean_height:
+            label_below, label_count_below = label_blocks.pop()
             mean_height, label_count = (
                 (mean_height * label_count + label_below * label_count_below) / (label_count + label_count_below),
                 label_count + label_count_below,
             )
-        blocks.append((mean_height, label_count))
-    mean_heights = [mean_height for mean_height, label_count in blocks for _ in range(label_count)]
-    highest_start = max(1 - (len(order) - 1) * distance, 0.0)
-    spread = [0.0] * len(order)
-    for rank, (i, mean_height) in enumerate(zip(order, mean_heights, strict=True)):
-        spread[i] = min(max(mean_height, 0.0), highest_start) + rank * distance
-    return spread
+        label_blocks.append((mean_height, label_count))
+    mean_heights = [mean_height for mean_height, label_count in label_blocks for _ in range(label_count)]
+    highest_start = max(1 - (len(sorted_indices) - 1) * least_distance, 0.0)
+    label_heights = [0.0] * len(sorted_indices)
+    for rank, (i, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
+        label_heights[i] = min(max(mean_height, 0.0), highest_start) + rank * least_distance
+    return label_heights
 
 
 LINE_SAMPLES = [index / 20 for index in range(21)]
@@ -101,9 +101,9 @@ class Box(NamedTuple):
         return self.left < x < self.right and self.bottom < y < self.top
 
 
-def _shift_from_edge(shift: float, radius: float) -> float:
+def _shift_from_edge(centre_shift: float, radius: float) -> float:
     """Converts a shift from a point's centre to a shift from the point's edge."""
-    return shift + math.copysign(radius, shift) if shift else 0
+    return centre_shift + math.copysign(radius, centre_shift) if centre_shift else 0
 
 
 def place_names(
@@ -125,11 +125,11 @@ def place_names(
     The figure's layout must not change afterwards.
     """
     placed_boxes: list[Box] = []
-    frame = ax.get_window_extent()
+    axes_box = ax.get_window_extent()
     radii = [0.0] * len(points) if isinstance(radius, (int, float)) else list(radius)
     pixels = ax.figure.dpi / 72
     same_radius = radius if isinstance(radius, (int, float)) else 0
-    dots = [
+    point_boxes = [
         (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels)
         for data_point, point_radius in (
             *zip(points, radii, strict=True),
@@ -150,26 +150,29 @@ def place_names(
         )
         point_in_pixels = ax.transData.transform(data_point)
         for shift_right, shift_up, alignment in label_places:
-            position = _shift_from_edge(shift_right, point_radius), _shift_from_edge(shift_up, point_radius)
-            text.set_position(position)
+            text_position = _shift_from_edge(shift_right, point_radius), _shift_from_edge(shift_up, point_radius)
+            text.set_position(text_position)
             text.set_horizontalalignment(alignment)
-            extent = text.get_window_extent()
-            side_margin = 1 + WIDER * extent.width
-            box = Box(extent.x0 - side_margin, extent.y0 - 1, extent.x1 + side_margin, extent.y1 + 1)
-            is_inside = (
-                frame.x0 + EDGE <= box.left
-                and box.right <= frame.x1 - EDGE
-                and frame.y0 + EDGE <= box.bottom
-                and box.top <= frame.y1 - EDGE
+            text_extent = text.get_window_extent()
+            side_margin = 1 + WIDER * text_extent.width
+            name_box = Box(
+                text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
-            covers = any(
-                box.left - dot < x < box.right + dot and box.bottom - dot < y < box.top + dot
-                for x, y, dot in dots
+            is_inside = (
+                axes_box.x0 + EDGE <= name_box.left
+                and name_box.right <= axes_box.x1 - EDGE
+                and axes_box.y0 + EDGE <= name_box.bottom
+                and name_box.top <= axes_box.y1 - EDGE
+            )
+            covers_point = any(
+                name_box.left - point_box < x < name_box.right + point_box
+                and name_box.bottom - point_box < y < name_box.top + point_box
+                for x, y, point_box in point_boxes
                 if (x, y) != tuple(point_in_pixels)
             )
             has_line = (shift_right, shift_up, alignment) not in PLACES
-            half_height = extent.height / 2 / pixels if alignment == "center" else 0
-            line_end = position[0], position[1] - math.copysign(half_height, position[1])
+            half_height = text_extent.height / 2 / pixels if alignment == "center" else 0
+            line_end = text_position[0], text_position[1] - math.copysign(half_height, text_position[1])
             line_points = [
                 (
                     point_in_pixels[0] + line_share * line_end[0] * pixels,
@@ -179,11 +182,11 @@ def place_names(
                 if has_line
             ]
             overlaps = any(
-                box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
+                name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
                 for text_box in placed_boxes
             )
-            if is_inside and not covers and not overlaps:
-                dots += [(*line_point, 0.0) for line_point in line_points]
+            if is_inside and not covers_point and not overlaps:
+                point_boxes += [(*line_point, 0.0) for line_point in line_points]
                 if has_line:
                     line = {
                         "arrowstyle": "-",
@@ -194,7 +197,7 @@ def place_names(
                         "shrinkB": 2,
                     }
                     ax.annotate("", data_point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
-                placed_boxes.append(box)
+                placed_boxes.append(name_box)
                 annotations.append(text)
                 break
         else:

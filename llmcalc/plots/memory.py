@@ -83,7 +83,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=True)
     memory_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
     ax.legend(loc="upper left", frameon=False, fontsize=9, **memory_place)
 
@@ -121,11 +121,11 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_ylim(0, max(point_bytes) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=False)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=False)
 
 
 def _draw_capacities(
-    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool
+    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, is_vertical: bool
 ) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 
@@ -135,7 +135,7 @@ def _draw_capacities(
         capacity = fit.capacity / factor
         if fit.capacity > 2.5 * device.peak_bytes:
             continue
-        if upright:
+        if is_vertical:
             ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
             ax.text(
                 capacity, -0.5, f" {escape_label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK

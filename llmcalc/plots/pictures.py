@@ -74,8 +74,8 @@ def shape_picture(
         with name_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
-            members = family(preset.model)
-            shapes = find_shapes(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
+            shape_family = family(preset.model)
+            shapes = find_shapes(shape_family, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
             studies.append((preset.display, shapes))
     return shape(studies)
 

@@ -59,9 +59,9 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     ax.set_ylabel("TFLOP/s")
     draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
-    for handle in legend.legend_handles:
-        if isinstance(handle, PathCollection):  # of points
-            handle.set_sizes([40.0])
+    for legend_line in legend.legend_handles:
+        if isinstance(legend_line, PathCollection):  # of points
+            legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)

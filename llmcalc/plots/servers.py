@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 @in_style
-def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
+def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
-    limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
+    latency_limits: limits that are drawn as lines. Without a chosen server, the second panel has the server with the
+        most tokens/s.
     """
     figure = new_figure(11, 8.6 if is_narrow() else 5.4)
     front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
-    draw_front(front_axes, studied_servers, limits)
-    draw_load(load_axes, studied_servers, limits)
+    draw_front(front_axes, studied_servers, latency_limits)
+    draw_load(load_axes, studied_servers, latency_limits)
     draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
 
@@ -44,7 +45,7 @@ def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
 
 
-def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
+def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
@@ -69,12 +70,12 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     )
     if studied_servers.chosen is not None:
         _mark_chosen(ax, studied_servers.chosen.point)
-    if limits.tpot is not None:
-        ax.axvline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1)
+    if latency_limits.tpot is not None:
+        ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _plain_numbers(ax)
-    ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if limits.tpot is not None else ""))
+    ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if latency_limits.tpot is not None else ""))
     ax.set_ylabel("output tokens/s of a device")
     ax.set_title("Which layout", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
@@ -99,7 +100,7 @@ def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     )
 
 
-def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
+def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
     server_index = shown_index(studied_servers)
     curve = studied_servers.curves[server_index]
@@ -121,8 +122,8 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
             markersize=12,
             linestyle="",
         )
-    if limits.tpot is not None:
-        ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
+    if latency_limits.tpot is not None:
+        ax.axhline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)

@@ -41,7 +41,7 @@ def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None =
         (cache_axes, "KV cache per token"),
         (flops_axes, "forward FLOPs per token / parameters"),
     ):
-        _ratio_axis(ax_of_panel, upright=True)
+        _ratio_axis(ax_of_panel, is_vertical=True)
         ax_of_panel.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
@@ -74,18 +74,18 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStud
             ax.plot(x, y, marker="D", markersize=9, color=style.colour)
 
 
-def _ratio_axis(ax: Axes, upright: bool) -> None:
+def _ratio_axis(ax: Axes, is_vertical: bool) -> None:
     """Formats a logarithmic axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    band = DENSE_BAND
-    if upright:
-        ax.axvspan(*band, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+    band_style = DENSE_BAND
+    if is_vertical:
+        ax.axvspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
         ax.set_xscale("log", base=2)
-        ax.set_xlabel(f"h / L; the band, {band[0]} to {band[1]}: most large dense decoders")
+        ax.set_xlabel(f"h / L; the band, {band_style[0]} to {band_style[1]}: most large dense decoders")
         axis: Axis = ax.xaxis
     else:
-        ax.axhspan(*band, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+        ax.axhspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
         ax.set_yscale("log", base=2)
         axis = ax.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -141,9 +141,9 @@ def aspect(
 def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
     draw_heading(figure, title)
-    handles, labels = ax.get_legend_handles_labels()
+    legend_handles, legend_labels = ax.get_legend_handles_labels()
     legend_place = "outside lower center" if is_narrow() else "outside upper right"
-    figure.legend(handles, labels, loc=legend_place, ncols=2, frameon=False, fontsize=9)
+    figure.legend(legend_handles, legend_labels, loc=legend_place, ncols=2, frameon=False, fontsize=9)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
@@ -176,16 +176,16 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 Point(x_value, quantity_value, preset.display, preset.name)
             )
-    for mixture, colour, density in (
+    for is_mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
-        points_of_kind = points_by_kind[mixture]
+        points_of_kind = points_by_kind[is_mixture]
         x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
             ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=density)
     if title == ASPECT:
-        _ratio_axis(ax, upright=False)
+        _ratio_axis(ax, is_vertical=False)
     else:
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")

@@ -76,7 +76,7 @@ def _check_name(check: Check) -> str:
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write_value = WRITE[KINDS.get(check.key, "bytes")]
-    other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
+    other_limits = [bound.value for bound in check.limits if bound.value != check.measured]
     is_near = any(
         write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
         for limit_value in other_limits
@@ -86,7 +86,7 @@ def _value_text(check: Check, value: Fraction) -> str:
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
     """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
-    return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
+    return ", ".join(f"{bound.operator} {text(bound)}" for bound in check.limits)
 
 
 def _limit_text(check: Check, limit: Limit) -> str:
@@ -95,8 +95,8 @@ def _limit_text(check: Check, limit: Limit) -> str:
 
 
 def _write_share(check: Check) -> float | None:
-    limit = check.broken or check.limits[0]
-    return float(check.measured / limit.value) if limit.value else None
+    bound = check.broken or check.limits[0]
+    return float(check.measured / bound.value) if bound.value else None
 
 
 def _number_or_none(json_value: Fraction) -> int | float:
@@ -129,11 +129,11 @@ def junit(file: str, checks: list[Check]) -> str:
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
-        suite = ET.SubElement(
+        test_suite = ET.SubElement(
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
         )
         for check in model_checks:
-            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
+            test_case = ET.SubElement(test_suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
             if (limit := check.broken) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(check, limit))
     return xml_text(root)

@@ -211,9 +211,9 @@ def _override_text(launch: Launch | None) -> str:
     if launch is None or not launch.overridden:
         return ""
     texts = (
-        f"{option(name)} {_value_text(override.option)}"
-        + ("" if override.file is None else f" in the place of {_value_text(override.file)}")
-        for name, override in launch.overridden.items()
+        f"{option(name)} {_value_text(changed_setting.option)}"
+        + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
+        for name, changed_setting in launch.overridden.items()
     )
     return f"; beside the file {', '.join(texts)}"
 
@@ -296,15 +296,15 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message in group order."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
-        totals[0] += message.count
-        totals[1] = max(totals[1], message.bytes)
-        totals[2] += message.count * message.wire_bytes
+        totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals_of_groups[0] += message.count
+        totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
+        totals_of_groups[2] += message.count * message.wire_bytes
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals])
-        for (rank_group, ranks, message_kind), totals in ordered_messages
+        Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals_of_groups])
+        for (rank_group, ranks, message_kind), totals_of_groups in ordered_messages
     ]
 
 
@@ -324,7 +324,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
             [
                 rank.rank,
                 rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[rank.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(first_and_last))) for first_and_last in layers[rank.stage]),
                 rank.device.peak_bytes,
                 rank.device.after_step_bytes,
                 rank.device.reserved_bytes,
@@ -363,7 +363,7 @@ def _number_ranges(numbers: Sequence[int]) -> str:
             ranges[-1][1:] = [next_number]
         else:
             ranges.append([next_number])
-    return ", ".join("–".join(map(str, ends)) for ends in ranges)
+    return ", ".join("–".join(map(str, range_ends)) for range_ends in ranges)
 
 
 def _serving_notes(cluster: Cluster) -> list[str]:
@@ -392,15 +392,17 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         DROPLESS,
     )
     if cluster.trains and cluster.layout.ep > 1 and not has_capacity:
-        uneven = (
+        uneven_text = (
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
-        notes.append(f"the experts of each rank get an even share of the rows{uneven}")
+        notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:
-        band = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
-        notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
+        reserved_range = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
+        notes.append(
+            f"reserved: {reserved_range} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
+        )
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
         notes.append(f"rank {cluster.peak_rank.rank} allocates the most, {peak}, and requires less with fragmentation")

@@ -77,10 +77,10 @@ def _range_ends(amount: Amount) -> tuple[float, float, float]:
 
 def _answer_text(run_cost: RunCost) -> str:
     days, cost = run_cost.cost.days, run_cost.cost.money
-    spent = "" if cost is None else f", {money_range(cost)}"
+    spent_text = "" if cost is None else f", {money_range(cost)}"
     if run_cost.measured:
-        return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(run_cost)}"
+        return f"{amount_text(days.estimate, 3)} days{spent_text}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent_text}, likely {_likely_text(run_cost)}"
 
 
 def _likely_text(run_cost: RunCost) -> str:
@@ -104,10 +104,10 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     assert run_cost.step is not None
     assert run_cost.steps is not None
     step_text = duration(run_cost.step.estimate, digits=3)
-    kind = "measured" if run_cost.measured else "likely"
+    step_origin = "measured" if run_cost.measured else "likely"
     layout = "" if run_cost.plan is None else f", {layout_cell(run_cost.plan.plan.feasible[0].layout)}"
     return (
-        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {kind} {step_text} each, on "
+        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}"
     )
 
@@ -116,7 +116,7 @@ def _step_text(run_cost: RunCost) -> str:
     """Returns what the assumed options make of a step; empty where its batch was stated."""
     if run_cost.measured:
         return " (the tokens of the measured step)"
-    is_usual_batch = any(assumed.startswith("--global-batch") for assumed in run_cost.assumed)
+    is_usual_batch = any(assumed_options.startswith("--global-batch") for assumed_options in run_cost.assumed)
     return " (a step of about 4M tokens, as of Llama 2 and 3)" if is_usual_batch else ""
 
 
@@ -134,8 +134,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
             f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
-    kind = "training" if run_cost.tokens else "requests"
-    return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
+    amount_kind = "training" if run_cost.tokens else "requests"
+    return [*notes, f"not counted: {', '.join(NOT_COUNTED[amount_kind])}"]
 
 
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:

@@ -23,13 +23,13 @@ def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
     components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
-    serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
+    serial_number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
     tool = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
         "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{serial}",
+        "serialNumber": f"urn:uuid:{serial_number}",
         "version": 1,
         "metadata": {"tools": {"components": [tool]}},
         "components": components,

@@ -65,18 +65,18 @@ def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
     )
 
 
-def report(difference: Difference, title: str = "", unread: str = "") -> Report:
+def report(difference: Difference, title: str = "", unread_files: str = "") -> Report:
     """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
-    unread: why the first model could not be read; empty if it was.
+    unread_files: why the first model could not be read; empty if it was.
     """
     model_before, model_after = difference.before, difference.after
     model = model_after or model_before
     assert model is not None
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
-    warnings = [*([unread] if unread else []), *_length_warnings(difference)]
-    added_text = "could not be read before" if unread else "added"
+    warnings = [*([unread_files] if unread_files else []), *_length_warnings(difference)]
+    added_text = "could not be read before" if unread_files else "added"
     headline_text = (
         added_text if model_before is None else "removed" if model_after is None else _answer_text(difference)
     )
@@ -129,13 +129,13 @@ def _answer_text(difference: Difference) -> str:
 
 def _quantity_row(quantity: Quantity) -> Row:
     text_before, text_after = _both_values_text(quantity)
-    change = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
+    change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
     return Row(
         [
             quantity.name,
             DisplayedValue(quantity.before, text_before),
             DisplayedValue(quantity.after, text_after),
-            change,
+            change_text,
             _relative_change(quantity),
         ]
     )

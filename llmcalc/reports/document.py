@@ -198,19 +198,19 @@ class Report(NamedTuple):
         document_data = self.data | {name: compute_entry() for name, compute_entry in self.computed_last.items()}
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def brief(self, rest: str = "--notes") -> Report:
+    def brief(self, rest_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out. rest: what prints them; default `--notes`.
+        A last note says how many notes, tables and rows are left out. rest_text: what prints them; default `--notes`.
         """
         tables: list[Table] = []
-        remaining_notes, hidden = MOST_NOTES, 0
+        remaining_notes, hidden_count = MOST_NOTES, 0
         for table in [*self.tables, None]:
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
-            left_out_notes += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
+            left_out_notes += [f"{hidden_count} more note{'s' * (hidden_count > 1)}"] if hidden_count else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest}"]
-                tables[-1], hidden = tables[-1]._replace(notes=notes), 0
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest_text}"]
+                tables[-1], hidden_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
             remaining_notes = MOST_NOTES if table.answer else remaining_notes
@@ -220,7 +220,7 @@ class Report(NamedTuple):
                 if warning or remaining_notes:
                     shown_notes.append(note)
                     remaining_notes -= not warning
-            hidden += len(table.notes) - len(shown_notes)
+            hidden_count += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
 

@@ -324,11 +324,14 @@ def _changes_table(engine_use: EngineUse) -> Table:
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
     hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
-    some_start = any(change.starts for change in engine_use.changes)
+    some_start = any(flag_change.starts for flag_change in engine_use.changes)
     rows = [
-        Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
-        for change in engine_use.changes
-        if (not hides_equal_rows or change.kv_tokens > memory.kv_tokens) and (change.kv_tokens or not some_start)
+        Row(
+            [flag_change.flag, flag_change.kv_tokens, flag_change.max_concurrency, "ok" if flag_change.starts else "no"]
+        )
+        for flag_change in engine_use.changes
+        if (not hides_equal_rows or flag_change.kv_tokens > memory.kv_tokens)
+        and (flag_change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
@@ -421,7 +424,7 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    return [change._asdict() for change in engine_use.changes]
+    return [flag_change._asdict() for flag_change in engine_use.changes]
 
 
 def _flag_values(engine_use: EngineUse, flags: Any, has_short_spellings: bool = False) -> list[tuple[str, Any]]:

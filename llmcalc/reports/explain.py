@@ -209,7 +209,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
     has_proportions = any(section_formula.in_hidden is not None for section_formula in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
-    proportions = ", ".join(
+    proportion_texts = ", ".join(
         f"{write_expression(numerator)} = {write_expression(denominator)}" for numerator, denominator in pairs
     )
     repeat_text = (
@@ -222,7 +222,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         repeat_text,
         *share_notes(rank_share),
         *_training_notes(explanation),
-        f"in units of h: {proportions}" if proportions else "",
+        f"in units of h: {proportion_texts}" if proportion_texts else "",
         *_source_notes(explanation),
         *_convention_notes(explanation),
     ]
@@ -339,16 +339,16 @@ def _break_lines(text: str, width: int) -> list[str]:
 def _split_terms(text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
-    unbroken: set[int] = set()
+    unbroken_indices: set[int] = set()
     for i, bracket in enumerate(text):
         if bracket == "(":
             open_brackets.append(i)
         elif bracket == ")" and open_brackets and i - open_brackets[-1] < short_length:
-            unbroken.update(range(open_brackets.pop(), i))
+            unbroken_indices.update(range(open_brackets.pop(), i))
         elif bracket == ")" and open_brackets:
             open_brackets.pop()
     cut_indices = [
-        sign_match.start() for sign_match in re.finditer(r" [+−] ", text) if sign_match.start() not in unbroken
+        sign_match.start() for sign_match in re.finditer(r" [+−] ", text) if sign_match.start() not in unbroken_indices
     ]
     return [
         text[term_start:term_end].strip()
@@ -426,9 +426,12 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:
-        sliding = any(meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values())
+        has_sliding_layers = any(
+            meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values()
+        )
         notes.append(
-            cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
+            cache_per_token_note(setting.dtype)
+            + ("; a sliding layer holds at most its window" if has_sliding_layers else "")
         )
     return notes
 
@@ -506,7 +509,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     latex_lines += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
         cited_papers, uncited_sources = papers(sources)
-        latex_lines += ["", *(paper.bibtex() for paper in cited_papers)]
+        latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
         latex_lines += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
     elif sources:
         latex_lines.append("% --bibtex adds their entries")

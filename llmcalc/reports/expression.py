@@ -95,8 +95,12 @@ def write_expression(expression: Any, style: Style = PLAIN) -> str:
     if expression.is_Add:
         return _write_sum(expression, style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
-        ceiling = _as_ceiling(expression)
-        return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _write_product(expression, style)
+        ceiling_argument = _as_ceiling(expression)
+        return (
+            _in_brackets(ceiling_argument, style, "⌈⌉", "ceil")
+            if ceiling_argument is not None
+            else _write_product(expression, style)
+        )
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(
@@ -116,10 +120,10 @@ def terms_of_sum(expression: Any, style: Style = PLAIN) -> list[str]:
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
     for i, term in enumerate(ordered_terms):
-        negative = term.could_extract_minus_sign()
-        term_text = write_expression(-term if negative else term, style)
-        sign = ("-" if style.latex else "−") if negative else "+"
-        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if negative else term_text))
+        is_negative = term.could_extract_minus_sign()
+        term_text = write_expression(-term if is_negative else term, style)
+        sign = ("-" if style.latex else "−") if is_negative else "+"
+        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if is_negative else term_text))
     return term_texts
 
 
@@ -168,9 +172,9 @@ def _write_power(base_expression: Any, exponent: int, style: Style) -> str:
     return rf"{base_text}^{{{exponent}}}" if style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
-    content_text = write_expression(content, style)
-    return rf"\l{name} {content_text} \r{name}" if style.latex else marks[0] + content_text + marks[1]
+def _in_brackets(expression: Any, style: Style, bracket_marks: str, name: str) -> str:
+    content_text = write_expression(expression, style)
+    return rf"\l{name} {content_text} \r{name}" if style.latex else bracket_marks[0] + content_text + bracket_marks[1]
 
 
 def _as_ceiling(expression: Any) -> Any:

@@ -186,9 +186,11 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
     name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
-    place = "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    layout_position = (
+        "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    )
     notes = [
-        f"kernels and buffers of {name}; {place}",
+        f"kernels and buffers of {name}; {layout_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if fit.verdict == "no":

@@ -135,8 +135,8 @@ def _rank_notes(rank_share: RankShare | None) -> list[str]:
 def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
-    total, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    scale, token_scale = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
+    total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
+    scale, token_scale = units.decimal_scale(total_flops, "FLOPs"), units.decimal_scale(total_flops / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
@@ -146,8 +146,8 @@ def _component_table(
     )
 
     def component_row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
-        bar = None if depth or is_bold else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total, bar], depth, is_bold, is_sum=is_bold)
+        bar = None if depth or is_bold else Bar(value / total_flops, palette.COMPONENTS.get(name, palette.OTHER))
+        return Row([name, value / tokens, value, value / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
     scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
@@ -158,7 +158,7 @@ def _component_table(
                 component_row("projections", value - scores[component], 1),
                 component_row("scores", scores[component], 1),
             ]
-    rows.append(component_row(f"total, {flop_count.pairs} pairs", total, is_bold=True))
+    rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
     if workload.phase == "training":
         phases = {
             "forward": flop_count.forward,
@@ -175,7 +175,7 @@ def _component_table(
         )
     )
     pass_text = with_rank(headline(flop_count), rank_share)
-    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total), name="components")
+    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total_flops), name="components")
 
 
 def headline(flop_count: FlopCount) -> str:

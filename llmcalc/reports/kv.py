@@ -91,10 +91,14 @@ def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
     undivided_bytes = bits_to_bytes(
         rank_share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
     )
-    copies = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies_per_group = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
-        *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
+        *(
+            [f"the ranks of a tensor group cache {copies_per_group:.4g} × the bytes of one copy"]
+            if copies_per_group > 1
+            else []
+        ),
     ]
 
 

@@ -62,7 +62,12 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     version: the version of llmcalc that wrote the file. models: the number of models in it.
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
-    rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
+    rows = [
+        Row(
+            [changed_value.target, changed_value.key, _value_text(changed_value.locked), _value_text(changed_value.now)]
+        )
+        for changed_value in changes
+    ]
     current_program_version = program_version()
     notes = (
         [f"locked by llmcalc {version}, checked by {current_program_version}"]
@@ -74,7 +79,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
         "ok": not changes,
         "locked_by": version,
         "checked": models,
-        "changes": [vars(change) for change in changes],
+        "changes": [vars(changed_value) for changed_value in changes],
     }
     return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 

@@ -90,11 +90,13 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if a training run is counted over wider weights than the checkpoint's quantized ones."""
-    method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
+    quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
     is_counted = memory_use.adapters is not None and memory_use.adapters.base != "none"
-    if memory_use.phase != "training" or is_counted or not method or method in CONVERTED:
+    if memory_use.phase != "training" or is_counted or not quantization_method or quantization_method in CONVERTED:
         return []
-    return [f"the checkpoint is quantized by {method}; its training is counted over {memory_use.dtype} weights"]
+    return [
+        f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
+    ]
 
 
 CONVERTED = ("fp8", "mxfp4")

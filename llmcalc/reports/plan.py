@@ -117,8 +117,8 @@ def _place_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
-    fastest_time = None if fastest is None else fastest_plan.range(fastest)
+    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
         names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)]
@@ -127,12 +127,12 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 
 def _fitting_count(plan: Plan) -> str:
-    verb = "fits" if len(plan.feasible) == 1 else "fit"
+    fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed and UNTRIED in plan.refused:
-        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {verb}"
+        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {verb}" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
+        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {fits_verb}" if plan.feasible else "no layout fits"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {fits_verb}"
 
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
@@ -160,8 +160,8 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
-    first_time = None if fastest is None else fastest_plan.range(fastest)
+    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
         *([] if first_time is None else [class_text(first_time, stack.title)]),

@@ -45,7 +45,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
+    present_kinds = {action.kind for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank}
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
@@ -53,7 +53,7 @@ def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
     passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
-    if any(action.overlapped for order in timetable.pipeline.orders for action in order):
+    if any(action.overlapped for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
 
@@ -135,7 +135,9 @@ class Chart(NamedTuple):
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
+            timetable.costs.duration(action.kind)
+            for actions_of_rank in timetable.pipeline.orders
+            for action in actions_of_rank
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_pass

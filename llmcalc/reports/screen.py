@@ -85,12 +85,12 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     return shown_tables
 
 
-def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
+def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Table | None:
     """Shortens a table, except its totals, to a number of lines.
 
     Returns None if too few rows would be left, unless `is_required`.
     """
-    while line_count(table, COLUMNS) > room:
+    while line_count(table, COLUMNS) > line_limit:
         deepest_level = max((row.depth for row in table.rows), default=0)
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if deepest_level:

@@ -131,10 +131,10 @@ def class_text(estimate: Range, title: str) -> str:
     tested_errors = estimate.tested
     if tested_errors is None:
         return f"{title} on this device was never tested: the range is the widest"
-    median, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
+    median_text, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
-        f"were {median} off "
+        f"were {median_text} off "
         f"by median, one in ten by more than {p90}"
     )
 
@@ -222,9 +222,9 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     return rows
 
 
-def _node_row(node: Node, total: float) -> Row:
+def _node_row(node: Node, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration(node.seconds, digits=3))
-    return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
+    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
@@ -269,13 +269,13 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def node_data(node: Node, total: float) -> dict[str, Any]:
+def node_data(node: Node, total_seconds: float) -> dict[str, Any]:
     """Returns the seconds of a node of the model as plain data."""
     return {
         "path": node.path,
         "kind": node.kind,
         "seconds": node.seconds,
-        "share": node.seconds / total,
+        "share": node.seconds / total_seconds,
         "bound": node.bound,
         "reached": node.reached,
     }

@@ -119,12 +119,12 @@ def report(study: ServeStudy, servers: Servers) -> Report:
 
 def load_text(study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
-    limits, requests = study.limits, study.requests
+    latency_limits, requests = study.limits, study.requests
     if study.trace is not None:
         user_count = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
         return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
-    load = "requests" if limits.rate is None else f"{limits.rate:g} requests/s"
-    load = load if limits.concurrency is None else plural(limits.concurrency, "user")
+    load = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
+    load = load if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
 
 
@@ -138,17 +138,17 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
     chosen_server = servers.chosen
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
+    server, token_price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
-        price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
-    cost = "" if price is None else f", {money_text(price)} per million tokens"
+        token_price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
+    cost = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{cost}"
 
 
 def _aside_text(study: ServeStudy) -> str:
-    limits = study.limits
-    limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
-    limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
+    latency_limits = study.limits
+    limit_texts = [f"TTFT ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    limit_texts += [f"TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = study.requests.cached
     return ", ".join(
         [
@@ -196,8 +196,12 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     ):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
         seconds = [
-            DisplayedValue(spread.estimate, _range_cell(spread))
-            for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
+            DisplayedValue(time_spread.estimate, _range_cell(time_spread))
+            for time_spread in (
+                trace_times.ttft[50],
+                trace_times.ttft[LIMIT_PERCENTILE],
+                trace_times.tpot[LIMIT_PERCENTILE],
+            )
         ]
         rate = trace_times.output_tokens_per_second
         last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
@@ -285,18 +289,18 @@ def _smaller_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if chosen_server is None or servers.traces:
         return []
     least_rate = chosen_server.point.per_device * (1 - TIE)
-    ties = [
+    tied_servers = [
         server
         for server, server_point, keeps_limits in zip(
             servers.servers, servers.points, servers.keeps_limits, strict=True
         )
         if keeps_limits and server_point is not None and server_point.per_device >= least_rate
     ]
-    smallest = min(ties, key=lambda server: server.devices)
-    if smallest.devices == servers.servers[chosen_server.index].devices:
+    smallest_server = min(tied_servers, key=lambda server: server.devices)
+    if smallest_server.devices == servers.servers[chosen_server.index].devices:
         return []
-    devices_text = several(smallest.devices, study.hardware.title)
-    return [f"{layout_text(smallest)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
+    devices_text = several(smallest_server.devices, study.hardware.title)
+    return [f"{layout_text(smallest_server)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
 
 
 def _group_text(group: Disaggregated) -> str:
@@ -352,7 +356,7 @@ def _group_data(server: Server) -> dict[str, int] | None:
 
 
 def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
-    limits, requests = study.limits, study.requests
+    latency_limits, requests = study.limits, study.requests
     listed_servers = [
         {
             "options": _server_options(server),
@@ -372,7 +376,7 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "hardware": study.hardware.name,
         "engine": {"name": study.engine.name, "version": study.version.version},
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
-        "limits": {**vars(limits)},
+        "limits": {**vars(latency_limits)},
         "trace": _trace_data(study),
         "speculation": _speculation_data(study),
         "price": study.price,

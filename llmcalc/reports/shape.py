@@ -211,7 +211,7 @@ def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
 
 
 def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
+    findings: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
         findings[-1]["scaled_from_target"] = {
@@ -242,11 +242,11 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
     ]
-    fractions = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
-    if max(fractions) > 0.5:
+    fraction_texts = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(fraction_texts) > 0.5:
         notes.append(
-            f"embedding and language-model head are {units.percent(min(fractions), 0)} to "
-            f"{units.percent(max(fractions), 0)} of the parameters; a smaller --vocab leaves more to the layers"
+            f"embedding and language-model head are {units.percent(min(fraction_texts), 0)} to "
+            f"{units.percent(max(fraction_texts), 0)} of the parameters; a smaller --vocab leaves more to the layers"
         )
     if first_stack.mixture_of_experts:
         notes.append(
@@ -307,7 +307,8 @@ def _active_text(study: ShapeStudy) -> list[int]:
 
 def _source_notes(study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
-        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
+        f"{study_finding.source} (arXiv:{study_finding.arxiv}): {study_finding.says}. Limits: {study_finding.limits}"
+        for study_finding in FINDINGS
     ]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")

@@ -178,8 +178,8 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
     if witness == "distributed":
         return _distributed_note(verdicts)
     if witness == "transformers":
-        classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
-        return [f"against transformers on meta, eager attention: {classes}", _coverage_note(verdicts)]
+        library_classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
+        return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(verdicts)]
     if witness == "published":
         return ["against the published count of the released weights"]
     return []

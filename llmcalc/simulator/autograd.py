@@ -333,13 +333,13 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
     """Returns id of a trained tensor → the number of its uses in a node's graph."""
-    uses: dict[int, int] = {}
+    use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:
         for edge in pending_nodes.pop().edges:
             if isinstance(edge, Tensor):
-                uses[id(edge)] = uses.get(id(edge), 0) + 1
+                use_counts[id(edge)] = use_counts.get(id(edge), 0) + 1
             elif edge is not None and id(edge[0]) not in visited_ids:
                 visited_ids.add(id(edge[0]))
                 pending_nodes.append(edge[0])
-    return uses
+    return use_counts

@@ -111,11 +111,15 @@ class Pool:
 
     def copy(self) -> Pool:
         """Returns an independent pool with the same blocks."""
-        duplicate = Pool(True, True)
-        duplicate.starts, duplicate.ends, duplicate.sizes = self.starts.copy(), self.ends.copy(), self.sizes.copy()
-        duplicate.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
-        duplicate.least_rest, duplicate.page, duplicate.bound = self.least_rest, self.page, self.bound
-        return duplicate
+        copied_pool = Pool(True, True)
+        copied_pool.starts, copied_pool.ends, copied_pool.sizes = (
+            self.starts.copy(),
+            self.ends.copy(),
+            self.sizes.copy(),
+        )
+        copied_pool.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
+        copied_pool.least_rest, copied_pool.page, copied_pool.bound = self.least_rest, self.page, self.bound
+        return copied_pool
 
     def add(self, start: int, size: int) -> None:
         """Adds a free block to the pool."""
@@ -341,10 +345,13 @@ class CachingAllocator:
 
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
-        duplicate = copy(self)
-        duplicate._pools = [pool.copy() for pool in self._pools]
-        duplicate._pool_of_stream, duplicate._block_of = self._pool_of_stream.copy(), self._block_of.copy()
-        return duplicate
+        copied_allocator = copy(self)
+        copied_allocator._pools = [pool.copy() for pool in self._pools]
+        copied_allocator._pool_of_stream, copied_allocator._block_of = (
+            self._pool_of_stream.copy(),
+            self._block_of.copy(),
+        )
+        return copied_allocator
 
 
 MOST_STATES = 32
@@ -404,18 +411,18 @@ class LatestRun:
     def play(self, allocator: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
         """Plays a run's allocations and releases, in pieces, on an empty allocator. count: the number of storages."""
         shared_pieces = 0
-        for piece, (earlier_piece, saved_allocator) in zip(pieces, self.states, strict=False):
-            if piece != earlier_piece or saved_allocator.expandable_segments != allocator.expandable_segments:
+        for steps_piece, (earlier_piece, saved_allocator) in zip(pieces, self.states, strict=False):
+            if steps_piece != earlier_piece or saved_allocator.expandable_segments != allocator.expandable_segments:
                 break
             shared_pieces += 1
         del self.states[shared_pieces:]
         if shared_pieces:
             allocator.restore(self.states[-1][1])
-        for piece in pieces[shared_pieces:]:
-            for steps, repeats in piece:
+        for steps_piece in pieces[shared_pieces:]:
+            for steps, repeats in steps_piece:
                 for repeat in repeats:
                     allocator.play(steps, count, repeat)
-            self.states.append((piece, allocator.copy()))
+            self.states.append((steps_piece, allocator.copy()))
 
 
 class RequestedBytes:

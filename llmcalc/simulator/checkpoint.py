@@ -58,11 +58,11 @@ class Region:
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps_next_result(self, operation_name: str, calls: Counter[str]) -> bool:
-        """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
-        calls[operation_name] += 1
+    def keeps_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
+        """Whether an operation's next result is stored. calls_by_operation: numbers of calls, incremented here."""
+        calls_by_operation[operation_name] += 1
         return operation_name in self.saved_operations and (
-            operation_name not in self.alternate_operations or calls[operation_name] % 2 == 1
+            operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -177,17 +177,19 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
-    detached = tensor.detached()
-    detached.leaf = is_leaf
-    detached.node = Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
-    return detached
+    detached_tensor = tensor.detached()
+    detached_tensor.leaf = is_leaf
+    detached_tensor.node = (
+        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
+    )
+    return detached_tensor
 
 
 def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
-    detached = tensor.detached()
-    detached.leaf = needs_gradient
-    return detached
+    detached_tensor = tensor.detached()
+    detached_tensor.leaf = needs_gradient
+    return detached_tensor
 
 
 def checkpoint(

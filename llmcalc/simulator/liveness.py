@@ -22,9 +22,9 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
             or scope_item.about.get("role") == "shared"
         ):
             continue
-        copies = repeats * scope_item.about.get("repeat", 1)
+        copy_count = repeats * scope_item.about.get("repeat", 1)
         if scope_item.about.get("role") not in NEVER_RUN:
-            yield from unused_modules(scope_item, copies)
+            yield from unused_modules(scope_item, copy_count)
             continue
         for node_position in scope_item.node().walk():
             if node_position.use is not None:

@@ -85,9 +85,9 @@ class Peak:
 
     def copy(self) -> Peak:
         """Returns a copy of the peak."""
-        duplicate = Peak()
-        duplicate.bytes, duplicate.by_kind = self.bytes, dict(self.by_kind)
-        return duplicate
+        copied_peak = Peak()
+        copied_peak.bytes, copied_peak.by_kind = self.bytes, dict(self.by_kind)
+        return copied_peak
 
 
 class Meter:

@@ -89,9 +89,9 @@ class ParameterTensors(ValueTensors):
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, copies in unused_modules(program.root):
+            for name, parameter_use, copy_count in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(copies) for weight in self.unread_parameters(name, parameter_use)
+                    weight for _ in range(copy_count) for weight in self.unread_parameters(name, parameter_use)
                 ]
 
     @property

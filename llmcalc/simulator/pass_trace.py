@@ -121,12 +121,14 @@ class PassTrace:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
-    def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_storages_of_previous(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
-        if any(storage_number not in numbers for _, storage_number in releases):
+        if any(storage_number not in new_numbers for _, storage_number in releases):
             return None
-        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[storage_number]) for i, storage_number in releases]}
+        renumbered_releases = {
+            (chunk, PREVIOUS, 0): [(i, new_numbers[storage_number]) for i, storage_number in releases]
+        }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

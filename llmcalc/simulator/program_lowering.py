@@ -68,7 +68,7 @@ class ProgramLowering(CacheTensors):
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
-        dry = type(self)(
+        dry_run = type(self)(
             Graph(NoMeter()),
             self.run_config,
             self.dtype,
@@ -77,16 +77,16 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.only_finds_parameters = False, True
-        dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
-        dry.inputs = {
-            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
+        dry_run.graph.enabled, dry_run.only_finds_parameters = False, True
+        dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
+        dry_run.inputs = {
+            rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
             for rows in INPUTS
         }
-        dry.take_frames(program)
-        dry.enter(program)
-        dry.run(program)
-        return dry.weights, dry.buffers
+        dry_run.take_frames(program)
+        dry_run.enter(program)
+        dry_run.run(program)
+        return dry_run.weights, dry_run.buffers
 
     def take_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
@@ -238,22 +238,22 @@ class ProgramLowering(CacheTensors):
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
-        hidden = self.tensor_of(first_input)
+        hidden_states = self.tensor_of(first_input)
         self._leave(first_input)
-        owners: dict[str, int] = {}
+        owners_of_layers: dict[str, int] = {}
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
         for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
             layer_name = layer_scope.about.get("label", "").removesuffix(SHARED)
-            owner = owners.setdefault("" if layer_name == BASE else layer_name, layer_index)
-            layer_input = hidden
-            del hidden
-            hidden = self.layer(Frame(layer_scope, layer_index=layer_index, owner=owner), layer_input)
+            owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
+            layer_input = hidden_states
+            del hidden_states
+            hidden_states = self.layer(Frame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input)
             if module_after_first is not None and layer_index == self.first_layer_index:
-                hidden = self.run_after_layer(module_after_first, layer_input, hidden)
+                hidden_states = self.run_after_layer(module_after_first, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
-        self.values[id(last_output)] = hidden
+        self.values[id(last_output)] = hidden_states
 
     def run_after_layer(self, module_scope: Scope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""

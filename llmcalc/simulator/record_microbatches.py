@@ -74,11 +74,11 @@ class PassCounter:
             (chunk, "B", _index_within_case(pass_number), pass_state), (chunk, "B", pass_number)
         )
 
-    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _after_previous(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
-            return case, pass_id
-        chunk, pass_kind, pass_number, previous_kind = case
+            return pass_case, pass_id
+        chunk, pass_kind, pass_number, previous_kind = pass_case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
             previous_kind += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
@@ -130,14 +130,18 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, compute)
 
     def _run(
-        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
     ) -> Tensor:
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs(case[0], output)
-        end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
+        outputs = self._outputs(pass_case[0], output)
+        event_after_last = len(self.meter.events)
+        self.passes.append(
+            RecordedPass(
+                pass_case, pass_id, first_event, event_after_last, start_place, input_storage, outputs, self.previous
+            )
+        )
         return output
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
@@ -146,16 +150,18 @@ class PassRecorder(PassCounter):
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
-        case, pass_id = self.next_backward(chunk)
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        pass_case, pass_id = self.next_backward(chunk)
+        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
+        event_after_last = len(self.meter.events)
+        self.passes.append(
+            RecordedPass(pass_case, pass_id, first_event, event_after_last, start_place, None, gradients, self.previous)
+        )
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
@@ -206,9 +212,9 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
-                (case[1], case[3]): pass_traces[case]
-                for case in pass_traces
-                if (case[0], case[2]) == (chunk, pass_number)
+                (pass_case[1], pass_case[3]): pass_traces[pass_case]
+                for pass_case in pass_traces
+                if (pass_case[0], pass_case[2]) == (chunk, pass_number)
             }
             for pass_number in (1, 2)
         )
@@ -221,18 +227,18 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in release_pairs_of_cases.values()
         ):
             continue
-        numbers: dict[str, dict[int, int]] = {}
+        storage_numbers: dict[str, dict[int, int]] = {}
         for (_, previous_kind), (pass_trace, later_trace) in release_pairs_of_cases.items():
             if previous_kind.endswith(FIRST):
                 releases = pass_trace.releases_of_previous(chunk)
                 later_releases = later_trace.releases_of_previous(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
-                numbers.setdefault(previous_kind[-2], {}).update(
+                storage_numbers.setdefault(previous_kind[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
         for (pass_kind, previous_kind), pass_trace in later_traces.items():
             all_traces.setdefault((chunk, pass_kind, 1, previous_kind), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(previous_kind[-1], {}))
+            second_trace = pass_trace.with_storages_of_previous(chunk, storage_numbers.get(previous_kind[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
                     all_traces.setdefault((chunk, pass_kind, pass_number, previous_kind + FIRST), second_trace)
@@ -351,8 +357,8 @@ class TraceReader:
 
     def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
         """Returns the trace of one pass."""
-        start = self._start_place(recorded_pass)
-        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        start_place = self._start_place(recorded_pass)
+        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start_place), dict[int, int](), PassBytes(start_place)
         for storage_number, nbytes, event_detail in self.events[recorded_pass.start : recorded_pass.end]:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
@@ -386,12 +392,13 @@ class TraceReader:
         pass_trace.peak_bytes = pass_bytes.peak_bytes
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
         pass_trace.peaks = [
-            (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
+            (allocation_place, bytes, bytes_by_kind)
+            for allocation_place, (bytes, bytes_by_kind) in pass_bytes.peaks.items()
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._output(template, storage_numbers[storage_number], storage_number))
-            for i, template, storage_number in recorded_pass.outputs
+            (i, self._output(output_template, storage_numbers[storage_number], storage_number))
+            for i, output_template, storage_number in recorded_pass.outputs
             if storage_number in storage_numbers
         )
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:

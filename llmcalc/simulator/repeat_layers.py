@@ -138,17 +138,19 @@ class RepeatAnalysis:
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
+    def __init__(
+        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], is_repeating: Sequence[int]
+    ) -> None:
         self.recorded: RecordedEvents = recorded_events
         self.stacks: Sequence[LayerStack] = stacks
-        self.repeating: Sequence[int] = repeating
+        self.repeating: Sequence[int] = is_repeating
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
         self.orders: list[list[tuple[int, int]]] = [
-            [(i, pair_index) for pair_index in direction] for i in repeating for direction in directions
+            [(i, pair_index) for pair_index in direction] for i in is_repeating for direction in directions
         ]
         self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
@@ -165,11 +167,11 @@ class RepeatAnalysis:
             for sequence in pieces_of_parts
             if isinstance(sequence, Sweep)
         ]
-        for sweep in sweeps:
-            self._pair_storages(sweep)
-        for sweep in sweeps:
-            repeat_pairs = zip(sweep.repeats[1], sweep.repeats[2], strict=True)
-            sweep.inner = [self._inner_event(sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
+        for layer_sweep in sweeps:
+            self._pair_storages(layer_sweep)
+        for layer_sweep in sweeps:
+            repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
+            layer_sweep.inner = [self._inner_event(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
         self._check_edges()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -214,35 +216,36 @@ class RepeatAnalysis:
             yield repeat, events
             return
         runs = [
-            (origin, list(events_of_repeat)) for origin, events_of_repeat in groupby(events, self._origin_of_released)
+            (origin_repeat, list(events_of_repeat))
+            for origin_repeat, events_of_repeat in groupby(events, self._origin_of_released)
         ]
         pending_events: list[Event] = []
         event_index = 0
         while event_index < len(runs):
             release_order = self._order_of_releases(
-                [origin for origin, _ in runs[event_index : event_index + RECORDED_REPEATS]]
+                [origin_repeat for origin_repeat, _ in runs[event_index : event_index + RECORDED_REPEATS]]
             )
             if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
-                for origin in release_order:
-                    if event_index < len(runs) and runs[event_index][0] == origin:
+                for origin_repeat in release_order:
+                    if event_index < len(runs) and runs[event_index][0] == origin_repeat:
                         yield runs[event_index]
                         event_index += 1
                     else:
-                        yield origin, []
+                        yield origin_repeat, []
             else:
                 pending_events += runs[event_index][1]
                 event_index += 1
         if pending_events:
             yield None, pending_events
 
-    def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
+    def _order_of_releases(self, origin_repeats: list[Repeat | None]) -> list[Repeat]:
         """Returns the repeats in the order of their first release of a storage; empty without releases."""
-        if origins in self.orders:
-            return origins  # type: ignore[return-value]
-        inner_origins = origins[: RECORDED_REPEATS - 1]
+        if origin_repeats in self.orders:
+            return origin_repeats  # type: ignore[return-value]
+        inner_origins = origin_repeats[: RECORDED_REPEATS - 1]
         return next(
             (
                 release_order
@@ -296,22 +299,22 @@ class RepeatAnalysis:
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            sweep, next_index = self._sweep_from(*repeat, runs, i)
-            yield events if sweep is None else sweep
+            layer_sweep, next_index = self._sweep_from(*repeat, runs, i)
+            yield events if layer_sweep is None else layer_sweep
             i = next_index
 
     def _sweep_from(
-        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
+        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
     ) -> tuple[Sweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
-        stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
+        stack, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
         is_rising = repeat == 0
         step, last_repeat = (1, LAST) if is_rising else (-1, 0)
         repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
-        for i in range(start, len(runs)):
+        for i in range(first_index, len(runs)):
             repeat_and_stack, events = runs[i]
             if repeat_and_stack is None:
                 events_between += events
@@ -324,13 +327,13 @@ class RepeatAnalysis:
             repeats[repeat] += events
             if repeat == last_repeat:
                 return Sweep(stack, is_rising, repeats), i + 1
-        return None, start + 1
+        return None, first_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
-    def _pair_storages(self, sweep: Sweep) -> None:
+    def _pair_storages(self, layer_sweep: Sweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
-        second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
+        second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
         for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
@@ -340,7 +343,7 @@ class RepeatAnalysis:
                 raise NotRepeating
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
-                self.stack_of[second_storage] = sweep.stack
+                self.stack_of[second_storage] = layer_sweep.stack
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
@@ -352,7 +355,10 @@ class RepeatAnalysis:
         twin_x, twin_y = self.twins.get(second_storage), self.twins.get(third_storage)
         if second_storage == third_storage and twin_x is None:
             return InnerEvent(None, second_storage, second_storage, nbytes, event_detail)
-        if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
+        if any(
+            matching_storage is not None and self.stack_of[matching_storage[0]] != stack
+            for matching_storage in (twin_x, twin_y)
+        ):
             raise NotRepeating
         if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
             return InnerEvent(0, second_storage, second_storage, nbytes, event_detail)
@@ -488,16 +494,16 @@ class RepeatedEvents:
                 continue
             inner_events = [self._event_by_repeat(event) for event in part.inner]
             repeat_order = self._repeat_order(part)
-            sweep = self._events_of_sweep(part, inner_events)
+            layer_sweep = self._events_of_sweep(part, inner_events)
             if (
-                any(not increment and nbytes == FREED for _, increment, nbytes, _ in inner_events)
+                any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
             ):
-                yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
+                yield from ((_seen_by_allocator(events), ONCE) for events in layer_sweep)
                 continue
             for events in (
-                next(sweep),
-                next(sweep),
+                next(layer_sweep),
+                next(layer_sweep),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
             yield (
@@ -519,37 +525,37 @@ class RepeatedEvents:
             for recorded_storage, nbytes, event_detail in events
         ]
 
-    def _repeat_order(self, sweep: Sweep) -> range:
+    def _repeat_order(self, layer_sweep: Sweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
-        inner_repeats = range(self.inner_repeats[sweep.stack])
-        return inner_repeats if sweep.rising else inner_repeats[::-1]
+        inner_repeats = range(self.inner_repeats[layer_sweep.stack])
+        return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
 
-    def _events_of_sweep(self, sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+    def _events_of_sweep(self, layer_sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
-        yield self._renumbered(sweep.ordered[0])
-        for repeat in self._repeat_order(sweep):
-            yield self._events_of_repeat(sweep, inner_events, repeat)
-        yield self._renumbered(sweep.ordered[-1])
+        yield self._renumbered(layer_sweep.ordered[0])
+        for repeat in self._repeat_order(layer_sweep):
+            yield self._events_of_repeat(layer_sweep, inner_events, repeat)
+        yield self._renumbered(layer_sweep.ordered[-1])
 
-    def _events_of_repeat(self, sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
+    def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
-        in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
+        in_later_repeat = self.analysis.stacks[layer_sweep.stack].in_later_repeat
         events = [
             (
                 in_later_repeat(storage_number, repeat)
-                if increment and nbytes == PLACED
-                else storage_number + increment * repeat
-                if increment
+                if storage_increment and nbytes == PLACED
+                else storage_number + storage_increment * repeat
+                if storage_increment
                 else storage_number,
                 nbytes,
                 event_detail,
             )
-            for storage_number, increment, nbytes, event_detail in inner_events
+            for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
+        for end, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
-                for event_index, event in enumerate(sweep.inner):
-                    if event.owner == owner:
+                for event_index, event in enumerate(layer_sweep.inner):
+                    if event.owner == owning_repeat:
                         events[event_index] = event.neighbour_number, event.size, event.value
         return events
 
@@ -580,13 +586,13 @@ def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
 
 def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
     """Counts the bytes of events on a meter. blocks: storage → block on the meter."""
-    allocate, release = memory_meter.allocate, memory_meter.free
+    allocate_block, free_block = memory_meter.allocate, memory_meter.free
     for storage_number, nbytes, event_detail in events:
         if nbytes >= 0:
             memory_meter.kind = event_detail
-            blocks[storage_number] = allocate(nbytes)
+            blocks[storage_number] = allocate_block(nbytes)
         elif nbytes == FREED:
-            release(blocks[storage_number])
+            free_block(blocks[storage_number])
         elif nbytes == PLACED:
             memory_meter.place = storage_number
         elif nbytes == KEPT:
@@ -597,4 +603,4 @@ def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[
             memory_meter.stream = event_detail
         elif blocks[storage_number] is None:  # the mark of a workspace that does not exist yet
             memory_meter.kind = "overhead"
-            blocks[storage_number] = allocate(event_detail)
+            blocks[storage_number] = allocate_block(event_detail)

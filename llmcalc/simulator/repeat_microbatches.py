@@ -83,8 +83,10 @@ class EventMeter(Meter):
         steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
             steps = list(steps)
-            for (chunk, memory_kind, distance), releases in pass_trace.releases_of_other_passes.items():
-                other_pass = previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + distance)
+            for (chunk, memory_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
+                other_pass = (
+                    previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + pass_distance)
+                )
                 first_storage = base_storage if other_pass == pass_id else first_storages.get(other_pass or pass_id)
                 if first_storage is None:
                     raise NotRepeating
@@ -190,9 +192,9 @@ class PassPlayer(PassCounter):
         """Replays the loss of the last forward pass."""
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
-    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage = self._play(chunk, case, pass_id)
+        pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, output),) = pass_trace.outputs
@@ -209,9 +211,9 @@ class PassPlayer(PassCounter):
                 storages[gradient.number] = gradient.storage(self.meter, first_storage)
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
-    def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        trace = self.traces.get(case)
+        trace = self.traces.get(pass_case)
         if trace is None:
             raise NotRepeating
         first_storage = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)

@@ -46,10 +46,10 @@ class ReplayResult:
         self.slop = device.peak_allocated - peak_requested_bytes
         self.slop_after = device.allocated - requested_bytes
 
-    def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
+    def read_shorter(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the others."""
-        self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
-        self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
+        self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
+        self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
     def take_peaks(
         self,

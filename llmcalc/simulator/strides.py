@@ -172,10 +172,10 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         )
         for operand_shape, strides in operands
     ]
-    order = _axis_order(padded_shapes, shape)
+    axis_order = _axis_order(padded_shapes, shape)
     result_strides: list[Number] = [0] * axis_count
     dense_stride = 1
-    for axis in order:
+    for axis in axis_order:
         result_strides[axis] = dense_stride
         dense_stride *= shape[axis]
     return tuple(result_strides)
@@ -183,7 +183,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
 
 def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the axis with the smallest stride first."""
-    order = list(range(len(shape) - 1, -1, -1))
+    axis_order = list(range(len(shape) - 1, -1, -1))
 
     def swaps(inner_axis: int, outer_axis: int) -> int:
         for strides in operands:
@@ -195,16 +195,19 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
                 return 1
         return 0
 
-    for i in range(1, len(order)):
-        position = i
+    for i in range(1, len(axis_order)):
+        axis_position = i
         for previous_axis in range(i - 1, -1, -1):
-            swap = swaps(order[previous_axis], order[position])
-            if swap > 0:
-                order[previous_axis], order[position] = order[position], order[previous_axis]
-                position = previous_axis
-            elif swap < 0:
+            swap_sign = swaps(axis_order[previous_axis], axis_order[axis_position])
+            if swap_sign > 0:
+                axis_order[previous_axis], axis_order[axis_position] = (
+                    axis_order[axis_position],
+                    axis_order[previous_axis],
+                )
+                axis_position = previous_axis
+            elif swap_sign < 0:
                 break
-    return order
+    return axis_order
 
 
 def clear_caches() -> None:

@@ -181,8 +181,8 @@ class ValueTensors:
         """Returns this pass's result under a key, computed at the first request."""
         if key not in self.memo:
             self.memo[key] = compute()
-        result: Result = self.memo[key]
-        return result
+        computed_result: Result = self.memo[key]
+        return computed_result
 
     def _value_with_tensor(self, flow_value: Value | None) -> Value | None:
         """Returns the value, or the nearest base with a stored tensor."""
@@ -204,18 +204,18 @@ class ValueTensors:
             return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of(self, frames: Sequence[Frame]) -> Path:
+    def _path_of(self, module_frames: Sequence[Frame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path: list[Any] = []
-        for i, frame in enumerate(frames):
-            path.append(frame.scope.name)
-            if frame.scope.list_index is not None:
-                path.append(frame.scope.list_index)
-            if frame.layer_index is not None:
+        for i, module_frame in enumerate(module_frames):
+            path.append(module_frame.scope.name)
+            if module_frame.scope.list_index is not None:
+                path.append(module_frame.scope.list_index)
+            if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
-                path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
+                path.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
         return tuple(path)
 
     @property

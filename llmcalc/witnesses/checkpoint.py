@@ -117,16 +117,16 @@ def _match_group(
     expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
 ) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_indices = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = match_tensors(unmatched_tensors, remaining, tensor_match)
+        remaining_indices = match_tensors(unmatched_tensors, remaining_indices, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_indices:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
@@ -162,7 +162,7 @@ def _match_equal_shapes(
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining_indices:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
-                partner = (
+                partner_index = (
                     next(
                         (
                             expected_tensor
@@ -174,11 +174,11 @@ def _match_equal_shapes(
                     if candidates
                     else None
                 )
-                if partner is None:
+                if partner_index is None:
                     unmatched_tensors.append((tensor, shape))
                 else:
-                    expected_tensors.remove(partner)
-                    tensors_by_shape[partner.shape].remove(partner)
+                    expected_tensors.remove(partner_index)
+                    tensors_by_shape[partner_index.shape].remove(partner_index)
                     tensor_match.matched += 1
             remaining_indices = unmatched_tensors
     return remaining_indices
@@ -190,13 +190,13 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(
-    unmatched_tensors: list[Expected], remaining: Unmatched, tensor_match: TensorMatch
+    unmatched_tensors: list[Expected], remaining_indices: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
     shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for i, (tensor, shape) in enumerate(remaining):
+    for i, (tensor, shape) in enumerate(remaining_indices):
         if shape in shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
@@ -222,14 +222,16 @@ def _match_expert_stacks(
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
             tensor_match.matched += 1
-    return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
+    return [stored_tensor for i, stored_tensor in enumerate(remaining_indices) if i not in used_indices]
 
 
-def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, tensor_match: TensorMatch) -> Unmatched:
+def _match_fused(
+    expected_tensors: list[Expected], remaining_indices: Unmatched, tensor_match: TensorMatch
+) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_indices:
         axes = len(shape)
         if axes not in fused_by_shape:
             fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
@@ -268,9 +270,9 @@ def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tup
             tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
                 expected_tensor
             )  # vectors are only compared by size
-    for members in tensors_by_parent.values():
+    for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
-            yield from combinations(members[:8], group_size)
+            yield from combinations(sibling_tensors[:8], group_size)
 
 
 def _last_word(name: str) -> str:

@@ -61,12 +61,12 @@ def class_total(
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns path of a node → amount by which the classes exceed the count of the node's subtree."""
-    additions = {
+    counts_by_path = {
         deviation.at: deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec) if deviation.at
     }
     return lambda path: sum(
-        addition
-        for deviating_path, addition in additions.items()
+        added_count
+        for deviating_path, added_count in counts_by_path.items()
         if deviating_path == path or deviating_path.startswith(f"{path}.")
     )
 

@@ -200,8 +200,11 @@ def compare_on_gpu(
     """
     comparison = MemoryComparison(info={"runs_measured": []})
     if statistics is None:
-        comparison.info |= {"device": (facts := device_facts()), "environment": (variables := allocator_variables())}
-        statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
+        comparison.info |= {
+            "device": (gpu_facts := device_facts()),
+            "environment": (allocator_settings := allocator_variables()),
+        }
+        statistics, runtime = Cuda(), runtime_of_facts(gpu_facts, allocator_settings)
     runtime = Runtime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
@@ -261,10 +264,15 @@ def device_facts() -> dict[str, Any]:
     }
 
 
-def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the CUDA runtime of a measured GPU. facts, variables: from `device_facts` and `allocator_variables`."""
-    major = int(facts["compute_capability"].partition(".")[0])
-    config = variables.get("CUBLAS_WORKSPACE_CONFIG")
-    workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
-    expandable = any("expandable_segments:True" in variables.get(name, "") for name in VARIABLES[1:])
+def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> Runtime:
+    """Returns the CUDA runtime of a measured GPU.
+
+    gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.
+    """
+    major_version = int(gpu_facts["compute_capability"].partition(".")[0])
+    config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
+    workspace = (
+        (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
+    )
+    expandable = any("expandable_segments:True" in allocator_settings.get(name, "") for name in VARIABLES[1:])
     return Runtime(workspace, expandable=expandable)

@@ -25,9 +25,11 @@ def compare_modules(
     """
     for node_positions in _group_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(node_positions[0])
-        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured_by_path) for path in paths}
+        counts_by_path: dict[str, int | None] = {
+            path: modules_of_nodes[path].measured(measured_by_path) for path in paths
+        }
         yield from check_repeats(
-            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), readings, witness
+            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
         )
 
 

@@ -213,18 +213,18 @@ class BackwardOwners:
                 self.owner[node] = path
                 pending_nodes += [next_node for next_node, _ in node.next_functions if next_node is not None]
 
-    def backward(self, outputs: list[Tensor], total: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
-        for handle in self.handles:
-            handle.remove()
+    def backward(self, outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
+        """Runs the backward pass of the sum of all outputs. count_so_far: returns the FLOPs counted so far."""
+        for hook_handle in self.handles:
+            hook_handle.remove()
         self._assign_owner(outputs, "")
         loss: Any = sum(flops_by_path.float().sum() for flops_by_path in outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, bytes_before = "", total()
+        running_path, bytes_before = "", count_so_far()
 
         def count_for_owner(next_path: str) -> None:
             nonlocal running_path, bytes_before
-            current_bytes = total()
+            current_bytes = count_so_far()
             flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
             running_path, bytes_before = next_path, current_bytes
 
@@ -236,10 +236,10 @@ class BackwardOwners:
         return _sum_upwards(flops_by_owner.items())
 
 
-def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
+def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
-        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()
+        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in stored_cache.items()
     )
     return _sum_upwards(elements_by_id)

@@ -80,12 +80,12 @@ class MemoryComparison:
 
     def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns the verdict with the checks of memory added."""
-        info = {"runs": self.runs, "left_out": self.left_out, **self.info}
+        verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
             checks=[*verdict.checks, *self.checks],
             seconds=verdict.seconds + seconds,
-            info=verdict.info | {"memory": info},
+            info=verdict.info | {"memory": verdict_info},
         )
 
 
@@ -211,9 +211,9 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
     """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
-    recurrent = _recurrent_module(spec)
-    if recurrent:
-        return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
+    recurrent_path = _recurrent_module(spec)
+    if recurrent_path:
+        return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
     memory_use, configured = memory(spec, settings).states, configured_run(spec, settings)
@@ -380,12 +380,12 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 
     They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
     """
-    meter, sums = Meter(), GradientSums()
+    meter, gradient_sums = Meter(), GradientSums()
     training_run = TrainingRun(spec, training, memory_meter=meter)
 
     def add_sum(byte_count: Number, in_place: bool) -> None:
-        nonlocal sums
-        sums = sums.with_sum(byte_count, in_place)
+        nonlocal gradient_sums
+        gradient_sums = gradient_sums.with_sum(byte_count, in_place)
 
     training_run.set_up()
     weights = meter.by_kind["weights"]
@@ -399,7 +399,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     training_run.backward(loss)
     peaks = peaks_by_phase(meter)
     passes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
-    return _event_quantities(passes, sums) | {WEIGHTS: weights}
+    return _event_quantities(passes, gradient_sums) | {WEIGHTS: weights}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:

@@ -86,7 +86,7 @@ class _Search:
 
     def all_nodes(self, tree: Node, model_kind: str, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing(self.names[""], (base_path,)) or NodeModules((base_path,))
-        roots = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
+        root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
             child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
@@ -94,40 +94,40 @@ class _Search:
             child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
-            yield from self._stack("", other_nodes, roots)
+            yield from self._stack("", other_nodes, root_modules)
             for name, stack in stacks_by_name.items():
-                yield from self._stack(f"{name}.", stack.children, self._side_modules(name, roots))
+                yield from self._stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
         else:
-            yield from self._stack("", other_nodes, self._side_modules(model_kind, roots))
+            yield from self._stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
     def tower_nodes(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
-        roots = (base_path, _join_path(base_path, "encoder"), "")
+        root_modules = (base_path, _join_path(base_path, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
-                tower_modules = self._search_names(tower, roots, roots, (tower.name,))
+                tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
-                    yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
+                    yield from self._stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
-    def _side_modules(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_modules(self, name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
-        side_modules = self._first_existing(self.names.get(name, name), roots)
-        return roots if side_modules is None else (*side_modules.modules, *roots)
+        side_modules = self._first_existing(self.names.get(name, name), root_modules)
+        return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _stack(
-        self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]
+        self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
         for child in children:
             if child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)
-                yield from self._find_below_node(f"{prefix}{child.name}", child, roots, roots, table_keys)
+                yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
         layers = [child for child in children if child.name == "layers"]
-        modules = self._layers(stack_name, layers, roots)
+        modules = self._layers(stack_name, layers, root_modules)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
@@ -139,7 +139,9 @@ class _Search:
                             f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
                         )
 
-    def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    def _layers(
+        self, stack_name: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+    ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
@@ -149,26 +151,28 @@ class _Search:
         for layer in layers:
             list_key = f"{stack_name}layers.{layer.label}"
             if list_key in self.family_names:
-                modules |= self._layers_in_list(list_key, [layer], roots)
+                modules |= self._layers_in_list(list_key, [layer], root_modules)
             else:
                 repeated_modules.append(layer)
-        return modules | self._layers_in_list(f"{stack_name}layers", repeated_modules, roots)
+        return modules | self._layers_in_list(f"{stack_name}layers", repeated_modules, root_modules)
 
     def _layers_in_list(
-        self, list_key: str, layers: Sequence[Node], roots: tuple[str, ...]
+        self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, for layers whose list has the given key in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
-            for root in roots:
+            for root in root_modules:
                 module_lists = [self._modules_of_lists(root, side_module) for side_module in name.split(" & ")]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
-    def _modules_of_lists(self, root: str, lists: str) -> list[str]:
+    def _modules_of_lists(self, root: str, list_names: str) -> list[str]:
         """Returns the modules of one or several consecutive `ModuleList`s."""
-        patterns = [pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in lists.split(" + ")]
+        patterns = [
+            pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
+        ]
         return [module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))]
 
     def _find_below_node(
@@ -229,8 +233,12 @@ class _Search:
 
     def _members(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
-        members = self._matching_paths(f"{list_path}.*")
-        return [member for member in members if any(path.startswith(f"{member}.") for path in self.known)] or members
+        list_members = self._matching_paths(f"{list_path}.*")
+        return [
+            list_member
+            for list_member in list_members
+            if any(path.startswith(f"{list_member}.") for path in self.known)
+        ] or list_members
 
     def _first_existing(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
@@ -267,8 +275,13 @@ class _Search:
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        matches = [match for module_path in self.known if (match := pattern.fullmatch(module_path))]
-        return [match[0] for match in sorted(matches, key=lambda match: [int(index) for index in match.groups()])]
+        matched_paths = [path_match for module_path in self.known if (path_match := pattern.fullmatch(module_path))]
+        return [
+            path_match[0]
+            for path_match in sorted(
+                matched_paths, key=lambda path_match: [int(index) for index in path_match.groups()]
+            )
+        ]
 
 
 def _join_path(parent: str, name: str) -> str:
@@ -276,18 +289,18 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def nodes_called_once(
-    modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]
+    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensors: Container[str]
 ) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
-    was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
-    calls.
+    was called repeatedly belongs to several nodes (a layer with shared parameters).
+    calls_by_module: path of a module → number of calls.
     """
 
     def is_called_once(node_modules: NodeModules) -> bool:
         modules = [module for module in node_modules.modules if module not in tensors]
-        return bool(modules) and all(calls.get(module) == 1 for module in modules)
+        return bool(modules) and all(calls_by_module.get(module) == 1 for module in modules)
 
     return {
         path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if is_called_once(modules_of_node)

@@ -112,7 +112,7 @@ def verify_reference(
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
     require_torch()
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
@@ -127,17 +127,17 @@ def verify_reference(
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
     depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    info: dict[str, Any] = {
+    verdict_info: dict[str, Any] = {
         "device": device,
         "batch": batch,
         "seq": seq,
         "layers": depth,
         "layers_run": depth - len(repeats),
     }
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - started_at
     if device != "meta":
-        info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
+        verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
+    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, sizes_of(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:

@@ -100,11 +100,11 @@ def _is_new(outputs: Any, args: tuple[Any, ...]) -> bool:
     )
 
 
-def _result_description(result: Any) -> Any:
+def _result_description(call_result: Any) -> Any:
     """Returns `torch.empty_strided` arguments for each tensor of a result."""
-    if isinstance(result, torch.Tensor):
-        return result.shape, result.stride(), result.dtype
-    return [None if tensor is None else _result_description(tensor) for tensor in result]
+    if isinstance(call_result, torch.Tensor):
+        return call_result.shape, call_result.stride(), call_result.dtype
+    return [None if tensor is None else _result_description(tensor) for tensor in call_result]
 
 
 def _new_tensors(description: Any) -> Any:

@@ -40,10 +40,10 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             started_at = seconds_when_finished()
             forward()
             seconds.append(seconds_when_finished() - started_at)
-    median = sorted(seconds)[RUNS // 2]
+    median_seconds = sorted(seconds)[RUNS // 2]
     measured: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
-        "forward_flops": flops, "forward_seconds": median, "flops_per_second": flops / median,
+        "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,
     }  # fmt: skip
     if cuda:
         measured |= {

@@ -66,7 +66,7 @@ def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
         raise InputError(
@@ -79,10 +79,18 @@ def verify_config(
     model = build(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
-    info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
+    verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = cost_in_class(text_of(config)[2], "parameters", total_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
-    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
+    return Verdict(
+        target,
+        "transformers",
+        checks,
+        time.perf_counter() - started_at,
+        verdict_info,
+        sizes_of(spec),
+        coverage_of_model,
+    )
 
 
 def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
@@ -96,16 +104,16 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     import transformers
 
     require_library_class(config)
-    quirks = class_settings_of(config)
+    class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**fields_of(config), **quirks.counted_as}
+        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_as}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = class_object_of(config)
-    float32 = model_class.__name__.endswith(quirks.refuses_bfloat16)
+    float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
     dtype = torch.float32 if float32 else torch.bfloat16
     try:
         with torch.device("meta"), default_dtype(dtype):
@@ -116,7 +124,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
-    if not is_to_run or not model_class.__name__.endswith(quirks.reads_values):
+    if not is_to_run or not model_class.__name__.endswith(class_settings.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
@@ -150,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identities = (
+        correction, identity_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identities:
-            correction[-identities:] = float("-inf")
+        if isinstance(correction, torch.Tensor) and identity_count:
+            correction[-identity_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -189,12 +197,15 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, additions = cost_in_class(model_type, quantity, cost, spec), additions_by_path(model_type, quantity, spec)
+        cost, additions_of_nodes = (
+            cost_in_class(model_type, quantity, cost, spec),
+            additions_by_path(model_type, quantity, spec),
+        )
         return remove_zero_checks(
             compare_modules(
                 tree,
                 quantity,
-                lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
                 witness,
@@ -282,8 +293,10 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     ids = with_channels(model, token_ids)
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
-        stem = spec.encoder.stem
-        inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
+        encoder_stem = spec.encoder.stem
+        inputs = {
+            encoder_stem.input_name: torch.empty(encoder_stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")
+        }
     if spec.kind == "encoder-decoder":
         inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
@@ -348,32 +361,32 @@ class Pass:
     cache: int | None
 
 
-def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
+def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> Pass:
     """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if not spec.one_pass_model and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
+    if not spec.one_pass_model and not name.endswith(class_settings.refuses_cache) and not denoises_after_prompt(model):
         inputs["use_cache"] = True
-    if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
+    if name.endswith(class_settings.makes_mask) and not name.endswith(class_settings.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     outputs: list[Any] = []
     states_before = _module_states(model)
-    calls: Counter[str] = Counter()
-    hooks = [
-        module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
+    calls_by_module: Counter[str] = Counter()
+    hook_handles = [
+        module.register_forward_hook(lambda *_, path=path: calls_by_module.update((path,)))
         for path, module in model.named_modules()
     ]
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
-        hooks.append(base_model.register_forward_hook(lambda _, __, output: outputs.append(output)))
+        hook_handles.append(base_model.register_forward_hook(lambda _, __, output: outputs.append(output)))
     forward_flops, _ = count_flops(model, lambda: outputs.append(model(**inputs)))
-    for hook in hooks:
+    for hook in hook_handles:
         hook.remove()
     stored_cache = next((cache for output in reversed(outputs) for cache in _caches_of(output)), None)
     if denoises_after_prompt(model):
-        return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
+        return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
         config: Any = model.config
@@ -386,7 +399,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return Pass(
-        forward_flops, calls, None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache)
+        forward_flops,
+        calls_by_module,
+        None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache),
     )
 
 

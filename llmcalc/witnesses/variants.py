@@ -41,8 +41,8 @@ def use_kernels(
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
     if choices.logits_to_keep is not None:
-        first = -(choices.logits_to_keep + 1)
-        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
+        first_row = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -91,9 +91,9 @@ def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any
     """Runs scaled_dot_product_attention with a mask of visible keys: torch's on a CPU, cuDNN's for 9.0 on meta."""
     if capability == 0:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    hidden = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
-    bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), hidden)
-    del hidden
+    minus_infinity = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
+    bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), minus_infinity)
+    del minus_infinity
     return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False)[0]
 
 
@@ -263,19 +263,19 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
         logits_storage = x.new_empty((chunk_tokens, weight.shape[0])) if uses_mm_out else None
-        for start in range(0, tokens, chunk_tokens):
-            chunk_input = x[start : start + chunk_tokens]
+        for chunk_start in range(0, tokens, chunk_tokens):
+            chunk_input = x[chunk_start : chunk_start + chunk_tokens]
             if logits_storage is None:
                 logits = chunk_input @ weight.t()
                 if bias is not None:
                     logits = logits + bias
-                input_gradient[start : start + chunk_tokens] = logits @ weight
+                input_gradient[chunk_start : chunk_start + chunk_tokens] = logits @ weight
             else:
                 logits = logits_storage[: chunk_input.shape[0]]
                 torch.mm(chunk_input, weight.t(), out=logits)
                 if bias is not None:
                     logits.add_(bias)
-                torch.mm(logits, weight, out=input_gradient[start : start + chunk_tokens])
+                torch.mm(logits, weight, out=input_gradient[chunk_start : chunk_start + chunk_tokens])
             if weight_gradient is not None and logits.dtype is torch.float32:
                 weight_gradient += torch.mm(logits.t(), chunk_input).float()
             elif weight_gradient is not None:
@@ -323,12 +323,14 @@ def loss_of(module: Any, choices: Choices, model_output: Any, ids: Any, logits_a
 def log_probability_loss(logits: Any, labels: Any) -> Any:
     """Returns the labels' mean log-probability, with entropies (TRL, `GRPOTrainer._compute_loss`)."""
     last_tokens = logits.shape[1] - 1
-    view = logits[:, :-1, :]
-    view = view[:, -last_tokens:, :]
-    view.div_(0.9)
-    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1))
+    last_logits = logits[:, :-1, :]
+    last_logits = last_logits[:, -last_tokens:, :]
+    last_logits.div_(0.9)
+    log_probabilities = log_probabilities_of(
+        last_logits, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1)
+    )
     with torch.no_grad():
-        _entropies = entropies_of(view)
+        _entropies = entropies_of(last_logits)
     return log_probabilities.flatten().mean()
 
 
@@ -483,9 +485,9 @@ class Dropout(nn.Module):
 def with_dropout(module: Any) -> None:
     """Attaches dropout to all modules of a reference, at the spec's dropout points."""
     if module.spec.dropout is not None:
-        dropouts = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
+        dropout_modules = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
         for submodule in (*module.modules(), *getattr(module, "_only", ())):
-            submodule.__dict__["dropouts"] = dropouts
+            submodule.__dict__["dropouts"] = dropout_modules
 
 
 class Lora(nn.Module):

@@ -224,8 +224,8 @@ class InChunks(Rows):
         if self.padded:
             return times(ceil_div(rows, self.chunk), self._convolved(minimum(rows, self.chunk)))
         whole_chunks = floor_div(rows, self.chunk)
-        rest = self._convolved(rows - times(whole_chunks, self.chunk))
-        return add(times(whole_chunks, self._convolved(self.chunk)), rest)
+        rows_of_last_chunk = self._convolved(rows - times(whole_chunks, self.chunk))
+        return add(times(whole_chunks, self._convolved(self.chunk)), rows_of_last_chunk)
 
     def _convolved(self, rows: Number) -> Number:
         for stride in self.strides:

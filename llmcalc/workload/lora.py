@@ -51,13 +51,13 @@ def stored_tensors(frozen_base: Base, rows: Number, columns: Number) -> dict[str
     """
     if frozen_base == "int8":
         return {"": (rows * columns, 1), ".SCB": (rows, 4)}
-    blocks = ceil_div(rows * columns, BLOCK)
+    block_count = ceil_div(rows * columns, BLOCK)
     codes = {"": (ceil_div(rows * columns, 2), 1), ".quant_map": (TABLE, 4)}
     if frozen_base == "nf4":
-        return codes | {".absmax": (blocks, 4)}
-    nested_scales = ceil_div(blocks, SECOND_BLOCK)
+        return codes | {".absmax": (block_count, 4)}
+    nested_scales = ceil_div(block_count, SECOND_BLOCK)
     scales_of_scales = {".nested_absmax": (nested_scales, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
-    return codes | {".absmax": (blocks, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
+    return codes | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
 
 
 def stored_bytes(frozen_base: Base, rows: Number, columns: Number) -> Number:

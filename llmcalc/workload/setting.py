@@ -162,9 +162,9 @@ def declared(settings: type) -> dict[str, Declared]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings not in _DECLARED:
         declarations: dict[str, Declared] = {}
-        for name, hint in get_type_hints(settings, include_extras=True).items():
-            if get_origin(hint) is Annotated:
-                value_type, *notes = get_args(hint)
+        for name, type_hint in get_type_hints(settings, include_extras=True).items():
+            if get_origin(type_hint) is Annotated:
+                value_type, *notes = get_args(type_hint)
                 setting = next((note for note in notes if isinstance(note, Setting)), None)
                 if setting is not None:
                     declarations[name] = Declared(name, _without_none(value_type), setting)
@@ -177,10 +177,10 @@ _DECLARED: dict[type, dict[str, Declared]] = {}
 
 def _without_none(union_type: Any) -> Any:
     """Returns a type without None: `int` for `int | None`."""
-    members = get_args(union_type)
-    if get_origin(union_type) is Literal or type(None) not in members:
+    union_members = get_args(union_type)
+    if get_origin(union_type) is Literal or type(None) not in union_members:
         return union_type
-    (other_type,) = [member for member in members if member is not type(None)]
+    (other_type,) = [union_member for union_member in union_members if union_member is not type(None)]
     return other_type
 
 
@@ -220,8 +220,8 @@ def check_phase(settings: Any, phase: str) -> None:
             training_word = training_option(settings) if phase == "training" else ""
             reason = f", and {training_word} is for training only" if training_word else ""
             without_training = f" without {training_word}" if training_word else ""
-            expected = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
-            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected}")
+            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
+            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected_text}")
         needed_setting = declaration.setting.needs
         if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(

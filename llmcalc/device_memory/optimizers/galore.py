@@ -85,11 +85,11 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     is_float = dtype is FLOAT32
     left_vectors = aten.new_tensor((rows, shorter_side), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
-        square = (
+        square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float else None
         )  # Vh of a tall matrix, U of a wide one
-    if square is None:
-        square = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
+    if square_matrix is None:
+        square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
     right_vectors = aten.new_tensor((shorter_side, columns), FLOAT32) if not is_right else None  # Vh
     scales = aten.new_tensor((shorter_side,), FLOAT32)
     diagonal = aten.new_tensor((rank, rank), FLOAT32)
@@ -97,7 +97,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     del diagonal
     optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
-        return square
+        return square_matrix
     with optimizer_step.counted_as_states():
         return aten.new_tensor((rank, columns) if is_right else (rows, rank), dtype)
 

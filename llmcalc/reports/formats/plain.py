@@ -41,17 +41,17 @@ def write_csv(report: Report, stream: IO[str]) -> None:
     """
     import csv as library
 
-    writer = library.writer(stream, lineterminator="\n")
+    csv_writer = library.writer(stream, lineterminator="\n")
     tables = [table.without_bars() for table in printable_report(report).tables]
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
-    writer.writerow(
+    csv_writer.writerow(
         [_no_formula(column_key) for column_key in (column_keys if has_targets else [TARGET, *column_keys])]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for cells in _rows_with_parents(table):
-                writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
+                csv_writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
 
 
 FORMULA = tuple("=+-@＝＋－＠")

@@ -98,9 +98,9 @@ def job_from_json(text: str) -> Job:
 def peaks_by_phase(meter: Meter) -> dict[str, int]:
     """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
     peaks = {"forward": 0, "backward": 0, "step": 0}
-    for place, peak in meter.peaks.items():
-        if place.phase in peaks:
-            peaks[place.phase] = max(peaks[place.phase], peak.bytes)
+    for module_place, peak in meter.peaks.items():
+        if module_place.phase in peaks:
+            peaks[module_place.phase] = max(peaks[module_place.phase], peak.bytes)
     return peaks
 
 

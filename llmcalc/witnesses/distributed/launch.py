@@ -40,15 +40,15 @@ def run_processes(
     module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
-    world = jobs[0].layout.world
+    process_count = jobs[0].layout.world
     with tempfile.TemporaryDirectory() as folder:
         jobs_file = Path(folder, "jobs")
         jobs_file.write_text("\n".join(job.to_json() for job in jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()
-            for rank in range(world):
-                processes.append(_start_processes(rank, world, port, [module, str(jobs_file)], folder))
+            for rank in range(process_count):
+                processes.append(_start_processes(rank, process_count, port, [module, str(jobs_file)], folder))
             _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
         finally:
             _end_processes(processes)
@@ -62,10 +62,12 @@ def _free_port() -> int:
         return port
 
 
-def _start_processes(rank: int, world: int, port: int, arguments: list[str], folder: str) -> subprocess.Popen[bytes]:
+def _start_processes(
+    rank: int, process_count: int, port: int, arguments: list[str], folder: str
+) -> subprocess.Popen[bytes]:
     environment = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(process_count),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     with Path(folder, f"out.{rank}").open("wb") as output_file, Path(folder, f"err.{rank}").open("wb") as error_file:
         return subprocess.Popen(

@@ -109,12 +109,12 @@ class OnRank(CpuStorageTracker):
 
         def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
             storage_key, old_bytes = storage._cdata, storage.nbytes()
-            resized = original_resize(storage, byte_count)
+            resized_storage = original_resize(storage, byte_count)
             if storage_key in self.tracked:
                 self.sizes[storage_key] = byte_count
                 self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
-            return resized
+            return resized_storage
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         try:
@@ -160,14 +160,14 @@ def losses_of_one_process(job: Job) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
     module, ids = seeded_reference(job), token_ids(job)
     losses: list[float] = []
-    updates = _optimizers(job, module)
+    optimizers = _optimizers(job, module)
     for _ in range(STEPS):
         summed_loss = 0.0
         for micro_batch in ids.flatten(0, 1):
             loss = loss_of(module(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
             summed_loss += loss.item()
-        for optimizer in updates:
+        for optimizer in optimizers:
             optimizer.step()
         module.zero_grad(set_to_none=True)
         losses.append(summed_loss / (job.layout.dp * job.microbatches))
