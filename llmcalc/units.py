@@ -135,20 +135,20 @@ def decimal_scale(value: float, unit: str) -> Scale:
 
     For a column, pass its total or its smallest value.
     """
-    return _scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
+    return _largest_scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
 
 
 def memory_scale(value: float) -> Scale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _scale(value, 1024, BINARY_PREFIXES, "B", memory)
+    return _largest_scale(value, 1024, BINARY_PREFIXES, "B", memory)
 
 
 def count_scale(value: float) -> Scale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _scale(value, 1000, COUNT_SUFFIXES, "", count)
+    return _largest_scale(value, 1000, COUNT_SUFFIXES, "", count)
 
 
-def _scale(
+def _largest_scale(
     value: float, unit_base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]
 ) -> Scale:
     _, prefix = _in_largest_unit(value, unit_base, prefixes)

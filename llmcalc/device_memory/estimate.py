@@ -156,9 +156,9 @@ class Memory:
 
     def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
-            training_run = self._training_of(cuda_runtime)
+            training_run = self._recorded_training(cuda_runtime)
         else:
-            training_run = self._inference_of(attention, cuda_runtime)
+            training_run = self._recorded_inference(attention, cuda_runtime)
         counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
@@ -201,11 +201,11 @@ class Memory:
             training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
-    def _training_of(self, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
         training = replace(self.training(cuda_runtime), pages_states=True)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_inference(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [

@@ -49,7 +49,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
             )
     for i, longer_run in longer_runs.items():
         for allocation_place in [
-            allocation_place for allocation_place in extrapolated_result.peaks if stacks[i].is_second(allocation_place)
+            allocation_place
+            for allocation_place in extrapolated_result.peaks
+            if stacks[i].is_in_second_repeat(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
@@ -182,7 +184,7 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         if allocation_place in repeat_ends:
             continue
         layer_stack = next(
-            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None
+            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
         )
         if layer_stack is not block_stack or (stack_places and stack_places[0][0].phase != allocation_place.phase):
             list_stack_places()

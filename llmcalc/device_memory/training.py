@@ -102,7 +102,7 @@ class Training:
         )
 
 
-def _joined(parameter_key: Path) -> str:
+def _path_without_indices(parameter_key: Path) -> str:
     """Returns the path of a parameter as text, without the indices of layers."""
     return ".".join(key_part.strip(".") for key_part in parameter_key if type(key_part) is str and key_part)
 
@@ -194,7 +194,7 @@ class TrainingRun:
                         self._tensor_to_update(weight),
                         matrix=self._is_matrix(parameter_key),
                         path=parameter_key,
-                        table=_joined(parameter_key).replace(".modules_to_save", "") in self._tables,
+                        table=_path_without_indices(parameter_key).replace(".modules_to_save", "") in self._table_paths,
                     )
                 )
             self.meter.parameter_path = None
@@ -220,14 +220,14 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     @cached_property
-    def _tables(self) -> frozenset[str]:
+    def _table_paths(self) -> frozenset[str]:
         """Returns the paths, without indices, of tables of embeddings."""
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
     def _is_matrix(self, parameter_key: Path) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
-        path = _joined(parameter_key)
+        path = _path_without_indices(parameter_key)
         if self.training.adapters is None:
             return path in self._layer_matrices
         is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
@@ -314,7 +314,7 @@ class TrainingRun:
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
-        trained_parameter = self._by_parameter.get(id(weight))
+        trained_parameter = self._trained_by_parameter.get(id(weight))
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
@@ -322,7 +322,7 @@ class TrainingRun:
         trained_parameter.gradient = weight.grad = None
 
     @cached_property
-    def _by_parameter(self) -> dict[int, OptimizedParameter]:
+    def _trained_by_parameter(self) -> dict[int, OptimizedParameter]:
         return dict(zip(map(id, self.parameters), self.trained, strict=True))
 
     def update(self) -> None:

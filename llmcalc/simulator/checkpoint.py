@@ -185,7 +185,7 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
     return detached_tensor
 
 
-def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
+def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
     detached_tensor = tensor.detached()
     detached_tensor.leaf = needs_gradient
@@ -238,7 +238,8 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Recomputes the function with autograd, and runs the backward pass."""
         detached_arguments = [
-            _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
+            _detached_alias(tensor, needs_grad)
+            for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place

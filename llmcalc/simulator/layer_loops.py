@@ -52,7 +52,7 @@ class LayerStack:
         """Whether a module is in a layer of this stack."""
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
-    def is_second(self, allocation_place: Place) -> bool:
+    def is_in_second_repeat(self, allocation_place: Place) -> bool:
         """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)

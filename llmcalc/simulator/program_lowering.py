@@ -239,7 +239,7 @@ class ProgramLowering(CacheTensors):
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
         hidden_states = self.tensor_of(first_input)
-        self._leave(first_input)
+        self._free_layer_input(first_input)
         owners_of_layers: dict[str, int] = {}
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
@@ -266,7 +266,7 @@ class ProgramLowering(CacheTensors):
         self.forget(module_output.storage)
         return output
 
-    def _leave(self, layer_input: Value) -> None:
+    def _free_layer_input(self, layer_input: Value) -> None:
         """Frees a layer's input, or only the layer's reference if other layers read the input."""
         self.values.pop(id(layer_input), None)
         if id(layer_input.storage) not in self.shared_values:
@@ -278,7 +278,7 @@ class ProgramLowering(CacheTensors):
         self.values[id(layer_input)] = x
         self.module(module_call)
         output = self.tensor_of(layer_output)
-        self._leave(layer_input)
+        self._free_layer_input(layer_input)
         self.forget(layer_output.storage)
         return output
 

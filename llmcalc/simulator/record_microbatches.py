@@ -51,14 +51,14 @@ class PassCounter:
         """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
+        return self._after_previous(self._pass_case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """Returns the case and id of the loss after the chunk's last forward pass."""
         pass_number = self.forwards[chunk] - 1
-        return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
+        return self._pass_case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
-    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case of a pass. Passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
@@ -135,7 +135,7 @@ class PassRecorder(PassCounter):
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs(pass_case[0], output)
+        outputs = self._surviving_outputs(pass_case[0], output)
         event_after_last = len(self.meter.events)
         self.passes.append(
             RecordedPass(
@@ -144,7 +144,7 @@ class PassRecorder(PassCounter):
         )
         return output
 
-    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
         return [without_storage(0, output)]
 
@@ -336,7 +336,7 @@ class TraceReader:
         for recorded_pass in passes:
             self._read_between(events[end : recorded_pass.start])
             end = recorded_pass.end
-            pass_trace = self._trace(recorded_pass)
+            pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
@@ -355,7 +355,7 @@ class TraceReader:
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
                 raise NotRepeating
 
-    def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
+    def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:
         """Returns the trace of one pass."""
         start_place = self._start_place(recorded_pass)
         pass_trace, storage_numbers, pass_bytes = PassTrace(start=start_place), dict[int, int](), PassBytes(start_place)
@@ -369,7 +369,7 @@ class TraceReader:
                 self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
                 pass_bytes.allocate(storage_bytes, memory_kind)
             elif nbytes == FREED:
-                self._free(storage_number, storage_numbers, pass_trace)
+                self._add_release(storage_number, storage_numbers, pass_trace)
                 pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
             elif nbytes == PLACED:
                 pass_bytes.move_to(storage_number)
@@ -397,7 +397,7 @@ class TraceReader:
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._output(output_template, storage_numbers[storage_number], storage_number))
+            (i, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
             for i, output_template, storage_number in recorded_pass.outputs
             if storage_number in storage_numbers
         )
@@ -405,7 +405,7 @@ class TraceReader:
             raise NotRepeating
         return pass_trace
 
-    def _free(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
+    def _add_release(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
         self._check_private(global_number, storage_numbers)
         if not self.sizes[global_number]:
@@ -430,7 +430,7 @@ class TraceReader:
                 return storage_number  # type: ignore[no-any-return]
         return recorded_pass.place
 
-    def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+    def _describe_output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
             storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides

@@ -480,7 +480,7 @@ class RepeatedEvents:
                     ):
                         events += repeat_events
                 else:
-                    events += self._renumbered(part)
+                    events += self._renumbered_events(part)
         return self.pieces[id(events_of_part)]
 
     def event_stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
@@ -490,7 +490,7 @@ class RepeatedEvents:
         """
         for part in self.analysis.parts[id(events_of_part)]:
             if not isinstance(part, Sweep):
-                yield _seen_by_allocator(self._renumbered(part)), ONCE
+                yield _seen_by_allocator(self._renumbered_events(part)), ONCE
                 continue
             inner_events = [self._event_by_repeat(event) for event in part.inner]
             repeat_order = self._repeat_order(part)
@@ -513,9 +513,9 @@ class RepeatedEvents:
                 repeat_order[1:-1],
             )
             yield _seen_by_allocator(self._events_of_repeat(part, inner_events, repeat_order[-1])), ONCE
-            yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
+            yield _seen_by_allocator(self._renumbered_events(part.ordered[-1])), ONCE
 
-    def _renumbered(self, events: Sequence[Event]) -> list[Event]:
+    def _renumbered_events(self, events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
@@ -532,10 +532,10 @@ class RepeatedEvents:
 
     def _events_of_sweep(self, layer_sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
-        yield self._renumbered(layer_sweep.ordered[0])
+        yield self._renumbered_events(layer_sweep.ordered[0])
         for repeat in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat)
-        yield self._renumbered(layer_sweep.ordered[-1])
+        yield self._renumbered_events(layer_sweep.ordered[-1])
 
     def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""

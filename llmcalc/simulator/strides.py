@@ -185,7 +185,7 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the axis with the smallest stride first."""
     axis_order = list(range(len(shape) - 1, -1, -1))
 
-    def swaps(inner_axis: int, outer_axis: int) -> int:
+    def swap_sign_of_axes(inner_axis: int, outer_axis: int) -> int:
         for strides in operands:
             if strides[inner_axis] == 0 or strides[outer_axis] == 0:
                 continue
@@ -198,7 +198,7 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     for i in range(1, len(axis_order)):
         axis_position = i
         for previous_axis in range(i - 1, -1, -1):
-            swap_sign = swaps(axis_order[previous_axis], axis_order[axis_position])
+            swap_sign = swap_sign_of_axes(axis_order[previous_axis], axis_order[axis_position])
             if swap_sign > 0:
                 axis_order[previous_axis], axis_order[axis_position] = (
                     axis_order[axis_position],

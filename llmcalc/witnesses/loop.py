@@ -151,7 +151,7 @@ class TrainingLoop:
         """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
         for _ in range(self.training.microbatches):
             self.micro_batch(phase_callback)
-        self._update()
+        self._update_parameters()
         phase_callback("step", None)
 
     def micro_batch(self, on_phase: PhaseCallback) -> None:
@@ -180,7 +180,7 @@ class TrainingLoop:
             )
         return loss
 
-    def _update(self) -> None:
+    def _update_parameters(self) -> None:
         if self.training.master:
             for updated_copy, weight in zip(self.updated, self.weights, strict=True):
                 updated_copy.grad = None if weight.grad is None else weight.grad.float()
@@ -261,7 +261,7 @@ class InferencePasses:
         seq = self.inference.seq
         chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
         for past in range(0, seq, chunk):
-            self._run(min(chunk, seq - past), past, last_only=self.store is not None)
+            self._run_pass(min(chunk, seq - past), past, last_only=self.store is not None)
 
     def cache_of(self, shapes: CacheShapes) -> None:
         """Creates the cache of a prompt. shapes: the shapes of the cache's tensors."""
@@ -276,9 +276,9 @@ class InferencePasses:
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self._run(1, self.inference.seq, last_only=False)
+        self._run_pass(1, self.inference.seq, last_only=False)
 
-    def _run(self, tokens: int, past: int, last_only: bool) -> None:
+    def _run_pass(self, tokens: int, past: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None

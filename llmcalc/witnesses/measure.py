@@ -184,17 +184,17 @@ class BackwardOwners:
         self.handles: list[Any] = []
         for name, child in module.named_modules():
             if name:
-                self.handles.append(child.register_forward_pre_hook(self._enter(name), with_kwargs=True))
-                self.handles.append(child.register_forward_hook(self._leave))
+                self.handles.append(child.register_forward_pre_hook(self._enter_module(name), with_kwargs=True))
+                self.handles.append(child.register_forward_hook(self._leave_module))
 
-    def _enter(self, name: str) -> Callable[..., None]:
+    def _enter_module(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._assign_owner((args, kwargs), self.stack[-1])
             self.stack.append(name)
 
         return hook
 
-    def _leave(self, _: nn.Module, args: Any, output: Any) -> None:
+    def _leave_module(self, _: nn.Module, args: Any, output: Any) -> None:
         self._assign_owner(output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, path: str) -> None:

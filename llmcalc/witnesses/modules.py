@@ -94,11 +94,11 @@ class _Search:
             child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
-            yield from self._stack("", other_nodes, root_modules)
+            yield from self._modules_of_stack("", other_nodes, root_modules)
             for name, stack in stacks_by_name.items():
-                yield from self._stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
+                yield from self._modules_of_stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
         else:
-            yield from self._stack("", other_nodes, self._side_modules(model_kind, root_modules))
+            yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
     def tower_nodes(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
@@ -111,14 +111,14 @@ class _Search:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
-                    yield from self._stack(path, tower.children, (*tower_modules.modules, *root_modules))
+                    yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
         side_modules = self._first_existing(self.names.get(name, name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
-    def _stack(
+    def _modules_of_stack(
         self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
@@ -127,7 +127,7 @@ class _Search:
                 table_keys = (f"{stack_name}{child.name}", child.name)
                 yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
         layers = [child for child in children if child.name == "layers"]
-        modules = self._layers(stack_name, layers, root_modules)
+        modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
@@ -139,7 +139,7 @@ class _Search:
                             f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
                         )
 
-    def _layers(
+    def _modules_of_layers(
         self, stack_name: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, from the list whose length is the number of layers with parameters.
@@ -151,12 +151,12 @@ class _Search:
         for layer in layers:
             list_key = f"{stack_name}layers.{layer.label}"
             if list_key in self.family_names:
-                modules |= self._layers_in_list(list_key, [layer], root_modules)
+                modules |= self._modules_of_layers_in_list(list_key, [layer], root_modules)
             else:
                 repeated_modules.append(layer)
-        return modules | self._layers_in_list(f"{stack_name}layers", repeated_modules, root_modules)
+        return modules | self._modules_of_layers_in_list(f"{stack_name}layers", repeated_modules, root_modules)
 
-    def _layers_in_list(
+    def _modules_of_layers_in_list(
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, for layers whose list has the given key in the table of names."""
@@ -222,7 +222,7 @@ class _Search:
         self, path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
-        member_lists = [self._members(list_path) for list_path in list_paths]
+        member_lists = [self._members_of_list(list_path) for list_path in list_paths]
         has_equal_lists = len({len(members) for members in member_lists}) == 1
         for i in indices:
             members = tuple(
@@ -231,7 +231,7 @@ class _Search:
             if members:
                 yield f"{path}.{i}", members
 
-    def _members(self, list_path: str) -> list[str]:
+    def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [

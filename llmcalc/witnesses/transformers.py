@@ -440,11 +440,11 @@ def cache_bytes(cache: Any) -> int:
     """Returns the bytes of all tensors in a transformers cache, each tensor once."""
     return sum(
         tensor.numel() * tensor.element_size()
-        for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()
+        for tensor in {id(tensor): tensor for tensor in _tensors_within(cache, set())}.values()
     )
 
 
-def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
+def _tensors_within(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -452,7 +452,7 @@ def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
             yield value
     elif isinstance(value, dict | list | tuple):
         for nested_value in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(nested_value, visited_ids)
+            yield from _tensors_within(nested_value, visited_ids)
     elif (
         hasattr(value, "__dict__")
         and id(value) not in visited_ids
@@ -460,4 +460,4 @@ def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     ):
         visited_ids.add(id(value))
         for nested_value in vars(value).values():
-            yield from _tensors(nested_value, visited_ids)
+            yield from _tensors_within(nested_value, visited_ids)

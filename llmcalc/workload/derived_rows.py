@@ -220,14 +220,14 @@ class InChunks(Rows):
     def new_rows(self, workload: Workload) -> Number:
         rows = self.of.new_rows(workload)
         if self.whole and self.padded:
-            return times(ceil_div(rows, self.chunk), self._convolved(self.chunk))
+            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(self.chunk))
         if self.padded:
-            return times(ceil_div(rows, self.chunk), self._convolved(minimum(rows, self.chunk)))
+            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(minimum(rows, self.chunk)))
         whole_chunks = floor_div(rows, self.chunk)
-        rows_of_last_chunk = self._convolved(rows - times(whole_chunks, self.chunk))
-        return add(times(whole_chunks, self._convolved(self.chunk)), rows_of_last_chunk)
+        rows_of_last_chunk = self._rows_after_convolutions(rows - times(whole_chunks, self.chunk))
+        return add(times(whole_chunks, self._rows_after_convolutions(self.chunk)), rows_of_last_chunk)
 
-    def _convolved(self, rows: Number) -> Number:
+    def _rows_after_convolutions(self, rows: Number) -> Number:
         for stride in self.strides:
             rows = ceil_div(rows, stride)
         return rows

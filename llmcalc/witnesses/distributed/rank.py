@@ -160,7 +160,7 @@ def losses_of_one_process(job: Job) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
     module, ids = seeded_reference(job), token_ids(job)
     losses: list[float] = []
-    optimizers = _optimizers(job, module)
+    optimizers = _build_optimizers(job, module)
     for _ in range(STEPS):
         summed_loss = 0.0
         for micro_batch in ids.flatten(0, 1):
@@ -174,7 +174,7 @@ def losses_of_one_process(job: Job) -> list[float]:
     return losses
 
 
-def _optimizers(job: Job, module: Any) -> list[Any]:
+def _build_optimizers(job: Job, module: Any) -> list[Any]:
     matrices = layer_matrices(module)
     parameters = [(parameter, id(parameter) in matrices) for parameter in module.parameters()]
     return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
@@ -214,7 +214,7 @@ class Rank:
             self.build_part(module)
             del module
             mode.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
-            optimizers_of_rank = _optimizers(job, self.module)
+            optimizers_of_rank = _build_optimizers(job, self.module)
             quantities["set_up_bytes"] = mode.now
             mode.set_up = True
             run = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches

@@ -52,7 +52,7 @@ class HeadKernels(ElementwiseKernels):
         assert stack_input is not None
         if not self.has_entry:
             x = self.tensor_of(stack_input)
-            self._leave(stack_input)
+            self._free_layer_input(stack_input)
             embeddings = self.enter_layers(x)
             del x
             embeddings.leaf |= self.layers_input_takes_gradient
@@ -104,7 +104,7 @@ class HeadKernels(ElementwiseKernels):
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
         hidden = self.tensor_of(stack_input)
-        self._leave(stack_input)
+        self._free_layer_input(stack_input)
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
