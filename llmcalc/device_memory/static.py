@@ -333,17 +333,15 @@ def _optimizer_state(
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
-        optimizer_state = _float_format(
+        state_format = _float_format(
             settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights
         )
-        return record.state(list(trained_tensors(count.tree, count.include)), optimizer_state, momentum)
-    optimizer_state = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+        return record.state(list(trained_tensors(count.tree, count.include)), state_format, momentum)
+    state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     module_copies = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), optimizer_state, momentum).with_more(
-        module_copies
-    )
+    return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(module_copies)
 
 
 def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:
