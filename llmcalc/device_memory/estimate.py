@@ -253,7 +253,7 @@ class Memory:
         weights = [UnreplayedBytes("weights", bytes_of(parameters, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
-        optimizer_state = (
+        state_bytes = (
             optimizer(memory_use.optimizer.name)
             .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
@@ -262,7 +262,7 @@ class Memory:
         stays_after_run = self.settings.zero_grad == "zeros"
         return [
             *weights,
-            UnreplayedBytes("optimizer", optimizer_state + master_bytes),
+            UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
                 bytes_of(parameters, memory_use.grad_dtype),

@@ -132,7 +132,7 @@ def training_run(
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
         trained_names = ", ".join(optimizer_record.implementations)
         raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {trained_names}")
-    optimizer_state = memory_use.optimizer.dtype
+    state_format = memory_use.optimizer.dtype
     update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
@@ -177,7 +177,7 @@ def training_run(
         optimizer_in_backward=bool(settings.optimizer_in_backward),
         offload=bool(settings.offload_activations),
         torch=settings.torch or "",
-        state_dtype=None if optimizer_state in usual_formats else storage_format(optimizer_state, "--optimizer-dtype"),
+        state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
         if memory_use.grad_dtype == (memory_use.adapter_dtype or memory_use.dtype)
         else storage_format(memory_use.grad_dtype, "--grad-dtype"),
