@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import RowsWithExtra
@@ -75,7 +75,7 @@ class ConformerConvolution(Part):
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = x.axes
         value, gate = recorder.split(
-            self._record_projection(recorder, "in_proj", x, Beside((hidden, hidden))), hidden, hidden
+            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden, hidden))), hidden, hidden
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
@@ -97,7 +97,7 @@ class ConformerConvolution(Part):
                 y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
-    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)

@@ -87,12 +87,12 @@ class TransformerXL(AttentionPosition):
             distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
             keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, dim)
-            content = recorder.vector("content_bias", heads, dim, heads=heads)
-            position = recorder.vector("position_bias", heads, dim, heads=heads)
-            distance_scores = recorder.scores("core", recorder.add(q, position), keys_by_distance)
+            content_bias = recorder.vector("content_bias", heads, dim, heads=heads)
+            position_bias = recorder.vector("position_bias", heads, dim, heads=heads)
+            distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
             distance = recorder.distances(q, keys, clamped=True, shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
-            content_query = recorder.add(q, content)
+            content_query = recorder.add(q, content_bias)
             return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:

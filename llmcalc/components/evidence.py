@@ -15,11 +15,11 @@ def part_evidence(part: Part) -> Evidence:
     """Returns a component's evidence: the `type` or class name, with the check in the class."""
     kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
-    return Evidence(part.noun, kind or in_words(type(part).__name__), witness)
+    return Evidence(part.noun, kind or snake_case_name(type(part).__name__), witness)
 
 
-def in_words(name: str) -> str:
-    """Converts a class name to the spelling of an option: `TokenTypes` → `token_types`."""
+def snake_case_name(name: str) -> str:
+    """Converts a class name to snake case: `TokenTypes` → `token_types`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

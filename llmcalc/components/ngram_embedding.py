@@ -38,10 +38,10 @@ class NgramEmbedding(StackPart):
         total = x
         for i, rows in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)
-            row, _ = recorder.table(
+            ngram_vector, _ = recorder.table(
                 f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, rows_read=1, kind=self.kind
             )
-            total = recorder.add(total, recorder.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
+            total = recorder.add(total, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind))
         return total
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        holder, _, name = path.rpartition(".")
-        setattr(target.get_submodule(holder), name, tensor)
+        module_path, _, name = path.rpartition(".")
+        setattr(target.get_submodule(module_path), name, tensor)
 
 
 @dataclass(eq=False)
@@ -189,14 +189,14 @@ def cache_class() -> type[nn.Module]:
                 return new_tensors
             cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
             if self.limit is None:
-                for i, new in enumerate(new_tensors):
-                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new], -2)]
+                for i, new_tensor in enumerate(new_tensors):
+                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
                 joined_tensors = forward_pass.store[self] = tuple(t for (t,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new], -2)
-                for cached, new in zip(cached_tensors, new_tensors, strict=True)
+                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new_tensor], -2)
+                for cached, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
             forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors

@@ -196,7 +196,7 @@ class Stack(Component):
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
-            field for results in shared_results.values() for field in results.values()
+            field for fields_by_result in shared_results.values() for field in fields_by_result.values()
         ):
             return
         layers_with_scores: set[object] = set()
@@ -217,12 +217,12 @@ class Stack(Component):
 
     @property
     def has_no_embedding(self) -> bool:
-        """Whether nothing in the model reads or stores an embedding of tokens."""
+        """Whether the model neither reads nor stores a token embedding."""
         return self.streams is not None and self.streams.starts_without_embedding
 
     @property
     def keeps_embedding_width(self) -> bool:
-        """Whether input and output have the width of the embeddings, and the layers may have another one."""
+        """Whether the stack's input and output have the embeddings' width, from which the layers' may differ."""
         return self.streams is not None and self.streams.embedding_width() is not None
 
     def kinds(self) -> dict[str, Layer]:
@@ -328,7 +328,7 @@ class Stack(Component):
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
-            recorder.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
+            recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
             x = self._record_layers(recorder, x, label, block, repeat, indices)
         recorder.hold(x=x, y=x)
@@ -359,8 +359,8 @@ class Stack(Component):
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
         if positions is not None:
             with recorder.function():
-                row = recorder.look_up(positions, x.rows, by="positions")
-            x = recorder.add(x, recorder.in_format_of(x, row))
+                position_vector = recorder.look_up(positions, x.rows, by="positions")
+            x = recorder.add(x, recorder.in_format_of(x, position_vector))
         elif self.position is not None:
             x = recorder.add(x, recorder.in_format_of(x, recorder.part("embed_positions", self.position, x)))
         if self.token_types is not None:
@@ -385,7 +385,7 @@ class Stack(Component):
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
-        sharing = None if is_single else Sharing(first=True, others=others_count)
+        sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
         x = recorder.layers(
             x, lambda v: block.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
         )
@@ -393,7 +393,7 @@ class Stack(Component):
             return x
         role = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
-        later_sharing = Sharing(first=False, others=others_count)
+        later_sharing = Sharing(is_first=False, other_layers=others_count)
         return recorder.layers(
             x,
             lambda v: block.flow(recorder, v, later_sharing),
@@ -448,7 +448,7 @@ class Stack(Component):
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
         )
-        shares: dict[str, AnyLayer] = {
+        sharing_layers: dict[str, AnyLayer] = {
             "shares": gemma_layer.model_copy(
                 update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
             )
@@ -473,7 +473,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=4,
                 block=gemma_layer,
-                variants=shares,
+                variants=sharing_layers,
                 first_layers=(BASE, BASE),
                 pattern=("shares",),
                 per_layer_embedding=table,
@@ -572,18 +572,18 @@ class Stack(Component):
 
 def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base` updated recursively with `changes`; a table with another `type` replaces the old table."""
-    out = dict(base)
+    overlaid = dict(base)
     for key, value in changes.items():
-        base_value = out.get(key)
+        base_value = overlaid.get(key)
         if (
             isinstance(value, dict)
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid_table(base_value, value)
+            overlaid[key] = overlaid_table(base_value, value)
         else:
-            out[key] = value
-    return out
+            overlaid[key] = value
+    return overlaid
 
 
 @cache

@@ -22,8 +22,8 @@ class Axis:
 
 
 @frozen(slots=True)
-class Beside:
-    """Several shapes concatenated along one axis, as in fused projections.
+class JoinedShapes:
+    """Shapes concatenated along one axis, as in fused projections.
 
     parts: the shapes.
     name: the name of the axis.
@@ -38,10 +38,10 @@ class Beside:
         return sum(other_extents, first_extent)
 
 
-Shape: TypeAlias = tuple["Axis | Beside", ...]
+Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]
 
 
-def extent(shape: Iterable[Axis | Beside]) -> Number:
+def extent(shape: Iterable[Axis | JoinedShapes]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
     element_count: Number = None
     for axis in shape:

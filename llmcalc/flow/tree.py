@@ -91,9 +91,9 @@ class Node:
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """Returns a tree of only the nodes that may have an effect (such as parameters), with equal totals."""
-        copies = (child.only(effect) for child in self.children)
-        children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
+        """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
+        reduced = (child.only(effect) for child in self.children)
+        children = tuple(node for node in reduced if node.children or node._may_have(effect))
         return replace(self, children=children)
 
     def _may_have(self, effect: str) -> bool:
@@ -127,7 +127,7 @@ class Place:
     """A node with a position in the model (repeats and roles of the ancestors) and a run config.
 
     node: the node.
-    above: its parent's place; None for the root.
+    parent: the place of its parent; None for the root.
     times: the number of copies in the model: its own repeat times those of all ancestors.
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
@@ -136,7 +136,7 @@ class Place:
     """
 
     node: Node
-    above: Place | None
+    parent: Place | None
     times: Number
     kind: str
     roles: frozenset[Role]
@@ -146,9 +146,9 @@ class Place:
     @cached_property
     def path(self) -> str:
         """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
-        if self.above is None:
+        if self.parent is None:
             return ""
-        return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
+        return f"{self.parent.path}.{self.node.segment}" if self.parent.path else self.node.segment
 
     def below(self, node: Node) -> Place:
         """Returns the place of a child of this node."""
@@ -173,7 +173,7 @@ class Place:
             yield from child.walk()
 
     @property
-    def use(self) -> Use | None:
+    def use(self) -> OpUse | None:
         """Returns the node's primitive operation with roles and run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
@@ -199,7 +199,7 @@ class Place:
 
 
 @frozen(slots=True)
-class Use:
+class OpUse:
     """A primitive operation with roles and run config.
 
     A cost that it lacks, or that its roles exclude, is 0.
@@ -248,14 +248,14 @@ class Use:
         return self._effect_or_zero("mean_skipped_params")
 
 
-def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
+def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> OpUse | None:
     """Returns the node's primitive in these roles, in the executed form; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
     if node.forms and run_config is not None:
         op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
-    return Use(op, roles, run_config)
+    return OpUse(op, roles, run_config)
 
 
 def _cost_per_repeat(
@@ -273,7 +273,7 @@ def _cost_per_repeat(
     return value
 
 
-Cost: TypeAlias = Callable[[Use], Number]
+Cost: TypeAlias = Callable[[OpUse], Number]
 """A cost function of a primitive in its place: `cost(use)`."""
 
 
@@ -282,12 +282,12 @@ def by_kind(
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
     sums: dict[str, Number] = {}
-    for node_position in root.walk(run_config):
-        if node_position.optional and node_position.optional not in include:
+    for node_place in root.walk(run_config):
+        if node_place.optional and node_place.optional not in include:
             continue
-        value = times(node_position.own_cost(cost), node_position.times)
-        if not is_zero(value):
-            sums[node_position.kind] = add(sums.get(node_position.kind, 0), value)
+        cost_of_node = times(node_place.own_cost(cost), node_place.times)
+        if not is_zero(cost_of_node):
+            sums[node_place.kind] = add(sums.get(node_place.kind, 0), cost_of_node)
     return sums
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..workload.rows import Rows
-from .axis import Axis, Beside, Shape, extent
+from .axis import Axis, JoinedShapes, Shape, extent
 
 
 class Value:
@@ -36,7 +36,7 @@ class Value:
             self._width = extent(self.axes)
         return self._width
 
-    def view(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
+    def view(self, *axes: Axis | JoinedShapes, rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
         return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 

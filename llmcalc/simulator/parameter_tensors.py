@@ -7,7 +7,7 @@ from typing import Any
 from ..flow.axis import extent
 from ..flow.program import Step
 from ..flow.record import Flow
-from ..flow.tree import Use
+from ..flow.tree import OpUse
 from ..flow.value import Weight
 from .frame import Path
 from .liveness import unused_modules
@@ -73,7 +73,7 @@ class ParameterTensors(ValueTensors):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def unread_parameters(self, parameter_name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)

@@ -29,7 +29,7 @@ from .symbolic_int import SymbolicInt, formula_of
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
 
-Side: TypeAlias = Literal["numbers", "letters"]
+Notation: TypeAlias = Literal["numbers", "letters"]
 
 
 def explain_activations(
@@ -77,11 +77,11 @@ class Activations:
             meanings[sequences()] = Meaning(SEQUENCES, "sequences at once", training.batch)
             self.letters = self.sums("letters", training.batch)
 
-    def sums(self, side: Side, batch: int) -> SavedSums:
+    def sums(self, notation: Notation, batch: int) -> SavedSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
-        if side == "letters":
+        repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.can_extrapolate}
+        if notation == "letters":
             spec, batch, seq = with_formulas(spec), SymbolicInt(batch, sequences()), SymbolicInt(seq, keys())
         training_pass = Pass(
             batch,
@@ -93,9 +93,9 @@ class Activations:
             layers=repeats,
         )
         try:
-            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), side)
+            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
         finally:
-            if side == "letters":
+            if notation == "letters":
                 clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
@@ -157,11 +157,11 @@ class Activations:
 
 
 class SavedSums:
-    """The saved bytes of every node, summed over storages.
+    """The saved bytes of every node, summed over tensor storages.
 
     root: the whole model.
     blocks: the storages.
-    side: whether the sums are numbers or symbolic expressions.
+    notation: whether the sums are numbers or symbolic expressions.
     by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
     times: index of a node in a walk → number of equal layers that it is, or is part of.
     layers: indices of the nodes that are layers.
@@ -169,8 +169,8 @@ class SavedSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
-        self.side: Side = side
+    def __init__(self, root: FormulaNode, blocks: Iterable[Block], notation: Notation) -> None:
+        self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
@@ -232,7 +232,7 @@ class SavedSums:
         total = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
             node, location = (
-                child.numeric_node if self.side == "numbers" else child.symbolic_node,
+                child.numeric_node if self.notation == "numbers" else child.symbolic_node,
                 child.walk_indices[0],
             )
             child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
@@ -274,7 +274,7 @@ def _expand_formula(byte_count: Any) -> Any:
 
 
 def _path_names(node: FormulaNode) -> PathNames:
-    return tuple(name for name, _, _ in node.steps)
+    return tuple(name for name, _, _ in node.path_names)
 
 
 def _shared_line(stack: PathNames) -> PathNames:

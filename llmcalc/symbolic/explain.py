@@ -1,4 +1,4 @@
-"""Selects the formulas of `llmcalc explain`, for the requested nodes or for all components and the whole model."""
+"""The selection of the formulas of `llmcalc explain`, for the requested nodes or for the whole model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MOST_KINDS = 40
 class Section:
     """The formulas of one repeat of a node.
 
-    places: every place in the tree where they apply.
+    formula_nodes: every place in the tree where they apply.
     formulas: the formulas.
     depth: the level of the node below the model.
     """
 
-    places: tuple[FormulaNode, ...]
+    formula_nodes: tuple[FormulaNode, ...]
     formulas: tuple[Formula, ...]
     depth: int = 0
 
@@ -95,10 +95,10 @@ def merge_sections(sections: Iterable[Section]) -> list[Section]:
     merged_sections: dict[tuple[object, ...], Section] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
-        key = (section.places[0].steps[-1][0], *formula_keys)
+        key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
         first_section = merged_sections.get(key)
         if first_section is not None:
-            section = replace(first_section, places=(*first_section.places, *section.places))
+            section = replace(first_section, formula_nodes=(*first_section.formula_nodes, *section.formula_nodes))
         merged_sections[key] = section
     return [section for section in merged_sections.values() if section.formulas]
 

@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node that runs at a moment of a recorded pass.
+    """The node that runs when a tensor is allocated, saved or freed in a recorded pass.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -113,7 +113,7 @@ class Storages:
 
 
 class PlacedEager(Eager):
-    """Eager kernels that report the current node to the meter."""
+    """The eager kernels of a pass that report the running node to the meter."""
 
     @property
     def place(self) -> Any:

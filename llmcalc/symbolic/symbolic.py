@@ -101,7 +101,7 @@ _latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
 
 
 def latest_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the tree of `symbolic`, which is kept until another model is asked for.
+    """Returns the tree of `symbolic`, from a cache of the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
@@ -153,8 +153,8 @@ def symbolic(spec: ModelSpec) -> Symbolic:
                 labels_by_kind[name],
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
-    main = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main, groups), meanings, depths)
+    main_stack = "decoder" if spec.decoder is not None else "encoder"
+    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main_stack, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:

@@ -66,14 +66,14 @@ class AudioRule(Part):
 
 
 def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose aspect ratio exceeds the limit."""
+    """Returns the error for an image whose aspect ratio exceeds a limit."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )
 
 
 def check_longest(seconds: float, max_seconds: int | None) -> None:
-    """Raises `InputError` for a recording whose rest the processor drops."""
+    """Raises `InputError` for a recording that is longer than the processor reads."""
     if max_seconds is not None and seconds > max_seconds:
         raise InputError(
             f"--audio {seconds:g}: the model reads at most {max_seconds} seconds of a recording; expected at most "

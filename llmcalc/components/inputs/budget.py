@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio and are scaled to a budget of tokens; padding fills the rest of the budget.
+"""The rule for images scaled to a budget of tokens in their aspect ratio; padding fills the rest of the budget.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """
@@ -34,9 +34,9 @@ class Budget(ImageRule):
     projects_padding: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        patches, factor = self.max_tokens * self.merge**2, self.merge * patch_size
+        patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         scale = sqrt(patches * patch_size**2 / (height * width))
-        rows, columns = floor(scale * height / factor), floor(scale * width / factor)
+        rows, columns = floor(scale * height / token_size), floor(scale * width / token_size)
         if rows == columns == 0:
             raise InputError(
                 f"--image {width}x{height}: the processor makes no image of it with max_tokens {self.max_tokens}; "

@@ -1,4 +1,4 @@
-"""Images are padded to the tile grid that changes the scale least; the encoder also reads the whole image.
+"""The rule for images padded to the tile grid that changes their scale least, beside the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -37,8 +37,8 @@ class Canvas(ImageRule):
                 changes_by_grid[tiles_down, tiles_across] = _to_single_precision(
                     min(tiles_down * self.size / height, tiles_across * self.size / width)
                 )
-        enlarging = [scale for scale in changes_by_grid.values() if scale >= 1]
-        scale = min(enlarging) if enlarging else max(changes_by_grid.values())
+        enlarging_scales = [scale for scale in changes_by_grid.values() if scale >= 1]
+        scale = min(enlarging_scales) if enlarging_scales else max(changes_by_grid.values())
         return min(
             (grid for grid in changes_by_grid if changes_by_grid[grid] == scale), key=lambda grid: grid[0] * grid[1]
         )

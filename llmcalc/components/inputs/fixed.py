@@ -1,4 +1,4 @@
-"""Every image is resized to one square, whatever its size.
+"""The rule for images that are all resized to the same square.
 
 LLaVA 1.5, Gemma 3 without pan and scan, Gemma 3n, PaliGemma. transformers: models/llava/processing_llava.py,
 models/gemma3/processing_gemma3.py, models/gemma3n/processing_gemma3n.py, models/paligemma/processing_paligemma.py.

@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio and are shrunk to a longest side. A mark token may end each row of image tokens.
+"""The rule for images shrunk to a longest side in their aspect ratio; a mark token may end each row of image tokens.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3, LightOnOCR. transformers:
 models/pixtral/image_processing_pixtral.py and processing_pixtral.py, models/lighton_ocr/processing_lighton_ocr.py.

@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio, are only ever shrunk, and are padded to whole squares of merged patches.
+"""The rule for images that are shrunk if too large, and then padded to whole squares of merged patches.
 
 Kimi K2.5 (MoonViT: 2025, arXiv:2504.07491, §2.1). transformers: models/kimi_k25/image_processing_kimi_k25.py.
 """

@@ -1,4 +1,4 @@
-"""Images are fitted into the best of several resolutions and cut into tiles; the encoder also reads the whole image.
+"""The rule for images fitted into the best of several resolutions and cut into tiles, beside the whole image.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,

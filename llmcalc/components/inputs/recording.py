@@ -1,4 +1,4 @@
-"""A recording is read as a whole, in frames whose number follows its length.
+"""The rule for recordings that are read whole, in a number of frames that depends on their length.
 
 transformers: models/gemma3n, gemma4, gemma4_unified and phi4_multimodal (feature_extraction and processing files).
 """

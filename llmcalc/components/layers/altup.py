@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
@@ -63,14 +63,14 @@ class AltUp(ResidualStreams):
             (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
         )
         with recorder.function():
-            length = recorder.root_mean_square(first_stream)
-            recorder.hold(length=length)
+            first_length = recorder.root_mean_square(first_stream)
+            recorder.hold(length=first_length)
 
             def projected(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 y = recorder.linear("", stream, hidden)
                 recorder.hold_outside(y=y)
-                return recorder.div(recorder.mul(y, length), recorder.root_mean_square(y))
+                return recorder.div(recorder.mul(y, first_length), recorder.root_mean_square(y))
 
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, projected, after=first_stream, split=merge
@@ -144,12 +144,12 @@ class AltUpLayer(WholeLayer):
         streams, hidden = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
             normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
-            weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
-            recorder.hold(weights=weights)
-            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
+            mixing_weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
+            recorder.hold(weights=mixing_weights)
+            mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | JoinedShapes) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
         router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
@@ -202,7 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and scaled projections of the other streams: […, streams, hidden]."""
+            """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
@@ -262,9 +262,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
-            share = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrections = self.coefficients(predict.routed(active_stream, self.router)) + 1
             corrected_streams = (
-                predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
+                predicted_streams + corrections[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
             )
             return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 

@@ -265,9 +265,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
-            wider = torch.cat([x[:, : self.count], text], 1)
+            padded_rows = torch.cat([x[:, : self.count], text], 1)
             q, k, v = (
-                self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                self.get_submodule(name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
@@ -90,7 +90,7 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(out=y)
         return self._project(recorder, "o_proj", y, role, *x.axes)
 
-    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
+    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | JoinedShapes) -> Value:
         with recorder.scope(name, role=role):
             return recorder.linear("", x, *out, bias=self.attention_bias)
 
@@ -105,8 +105,8 @@ class LoopedAttention(GroupedQueryMixer):
     def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
-        placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
-        first_keys, first_values = recorder.memo.get(FIRST_LOOP, placeholder)
+        empty_keys_and_values = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
+        first_keys, first_values = recorder.memo.get(FIRST_LOOP, empty_keys_and_values)
         assert isinstance(heads, Axis)
         scores = recorder.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
         gate = recorder.act(recorder.add(scores, recorder.vector("loop_gate_bias", heads)), "sigmoid")
@@ -153,7 +153,7 @@ class LoopedLayer(PreNormLayer):
         return self
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        is_second = sharing is not None and not sharing.first
+        is_second = sharing is not None and not sharing.is_first
         role: Role = "shared" if is_second else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
@@ -231,8 +231,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if first_layer is self:
                 return
             for path, parameter in list(first_layer.named_parameters()):
-                holder, _, name = path.rpartition(".")
-                setattr(self.get_submodule(holder), name, parameter)
+                module_path, _, name = path.rpartition(".")
+                setattr(self.get_submodule(module_path), name, parameter)
             attention: Any = self.self_attn
             attention.become_second(first_layer.self_attn)
 

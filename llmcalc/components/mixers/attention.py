@@ -197,15 +197,15 @@ class Attention(TokenMixer):
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         if self.whole_pass and (self.length_limits() or by_distance):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
-        names = self.idle_projections
-        if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
+        idle_names = self.idle_projections
+        if len({*idle_names}) < len(idle_names) or RUN_PROJECTIONS & {*idle_names}:
             raise ValueError(
-                f"idle_projections: {', '.join(names)}; expected names that differ from one another and from "
+                f"idle_projections: {', '.join(idle_names)}; expected names that differ from one another and from "
                 + ", ".join(sorted(RUN_PROJECTIONS))
             )
-        for part in (self.position, self.block_indexer):
-            if part is not None:
-                part.check_attention(self)
+        for score_part in (self.position, self.block_indexer):
+            if score_part is not None:
+                score_part.check_attention(self)
         return self
 
     def head_sizes(self, width: Number) -> HeadSizes:
@@ -245,7 +245,7 @@ class Attention(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
+        return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
         return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
@@ -256,8 +256,8 @@ class Attention(TokenMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
-        other_size = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
-        if other_size and self.v_head_dim is not None:
+        changes_head_dim = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
+        if changes_head_dim and self.v_head_dim is not None:
             raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
@@ -460,14 +460,14 @@ class Attention(TokenMixer):
         if self.kv_shared and "from_target" in recorder.memo:
             return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
-            placeholder = (
+            empty_keys_and_values = (
                 self,
                 Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
-            shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
+            shareable = (shared for shared in reversed(computed_keys_and_values) if self._can_share_with(shared[0]))
             _, keys, values = next(
-                shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
+                shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
             return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
@@ -664,12 +664,12 @@ def _reference_class() -> type[nn.Module]:
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
-            order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
-            if order == "before_rope":
+            norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
+            if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
                 x = self.spec.position.rotated(x, forward_pass, start)
-            return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
+            return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             return projected.unflatten(-1, (-1, width)).transpose(1, 2)
@@ -763,12 +763,12 @@ def _reference_class() -> type[nn.Module]:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
-            outputs = []
+            square_outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
-            order = torch.cat(squares).argsort().to(q.device)
-            return torch.cat(outputs, 2)[:, :, order]
+                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+            patch_order = torch.cat(squares).argsort().to(q.device)
+            return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
@@ -785,9 +785,9 @@ def _reference_class() -> type[nn.Module]:
                     q, k, forward_pass.memo["relative_embedding"], forward_pass, self.q_proj, self.k_proj
                 )
             convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
-            group = self.heads // self.kv_heads
-            if group > 1:
-                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            group_size = self.heads // self.kv_heads
+            if group_size > 1:
+                k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None

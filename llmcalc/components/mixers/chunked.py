@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Hashing(nn.Module):
-        """Order of the tokens by the bucket of their keys.
+        """Orders the tokens by the hash bucket of their keys.
 
         [batch, heads, tokens, d] → [batch, heads, hashes · tokens].
         """
@@ -165,10 +165,10 @@ def _reference_class() -> type[nn.Module]:
             if self.hashes is None or not has_chunks:
                 y, _ = self.core(q, keys, v, position, has_chunks)
             else:
-                order = self.hashing(q)
-                index = order[..., None].expand(-1, -1, -1, q.shape[-1])
+                token_order = self.hashing(q)
+                index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
                 sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, index % tokens) for row in (q, keys, v))
-                y, sums = self.core(*sorted_rows, order % tokens, True)
+                y, sums = self.core(*sorted_rows, token_order % tokens, True)
                 y, sums = (row.unflatten(2, (self.hashes, tokens)) for row in (y, sums))
                 y = (y * torch.softmax(sums, 2)).sum(2)
             output: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))

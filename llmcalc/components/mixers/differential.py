@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ...algebra import exact_div, floor_div, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
@@ -115,7 +115,7 @@ class DifferentialAttention(WindowedMixer):
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
-        double_dim = Beside(((dim,), (dim,)))
+        double_dim = JoinedShapes(((dim,), (dim,)))
         joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)

@@ -93,11 +93,11 @@ class GatedProfileAttention(ProfileAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = super().examples()[0]
+        default_spec = super().examples()[0]
         return [
-            base,
-            base.model_copy(update={"dynamic_convolutions": True}),
-            base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
+            default_spec,
+            default_spec.model_copy(update={"dynamic_convolutions": True}),
+            default_spec.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
         ]
 
 

@@ -68,7 +68,7 @@ class WindowedMixer(GroupedQueryMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def _described(self, name: str, details: str = "") -> str:
-        """Returns the attention's name, heads, details and window, for report headings."""
+        """Returns a report heading with the attention's name, heads, details and window."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
 
@@ -139,7 +139,7 @@ def grouped_reference_class() -> Any:
     from torch import nn
 
     class GroupedReference(nn.Module):
-        """The projections of queries, keys, values and the output. bias: whether all of them have one."""
+        """The projections of queries, keys, values and the output. bias: whether each projection has a bias."""
 
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()

@@ -67,7 +67,7 @@ class LocalAttention(MultiHeadMixer):
         return self
 
     def length_limits(self) -> tuple[int, ...]:
-        return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
+        return tuple(limit for limit in (self.local_radius, self.global_block_size) if limit is not None)
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
@@ -82,8 +82,8 @@ class LocalAttention(MultiHeadMixer):
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
-            summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
-            block_sums = recorder.core("sums", summing, x, axes=x.axes, rows=sums)
+            sum_op, sum_rows = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
@@ -105,8 +105,8 @@ class LocalAttention(MultiHeadMixer):
         return recorder.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
-        return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
+        sums_text = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
+        return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

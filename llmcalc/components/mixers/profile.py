@@ -116,7 +116,7 @@ class ProfileAttention(WindowedMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(
+        default_spec = cls(
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=6,
@@ -125,9 +125,9 @@ class ProfileAttention(WindowedMixer):
             conv_kernel_size=3,
         )
         return [
-            base,
-            base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
-            base.model_copy(update={"norm": None}),
+            default_spec,
+            default_spec.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
+            default_spec.model_copy(update={"norm": None}),
         ]
 
 
@@ -149,7 +149,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
 
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
-        """A norm on queries and keys before the scores."""
+        """Attention with profile biases and normalized queries and keys. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             hidden, head_dim = model_properties.hidden_size, spec.head_dim

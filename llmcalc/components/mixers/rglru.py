@@ -111,11 +111,11 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        distance = 1
-        while distance < a.shape[1]:
-            b = torch.cat([b[:, :distance], b[:, distance:] + a[:, distance:] * b[:, :-distance]], 1)
-            a = torch.cat([a[:, :distance], a[:, distance:] * a[:, :-distance]], 1)
-            distance *= 2
+        step = 1
+        while step < a.shape[1]:
+            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
         return b
 
     class RGLRUReference(nn.Module):

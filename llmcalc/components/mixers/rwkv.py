@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
@@ -62,7 +62,7 @@ class RwkvTimeMix(TokenMixer):
         gate = recorder.act(receptance, "sigmoid")
         bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
         average = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
-        recorder.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
+        recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
         return recorder.linear("output", recorder.mul(gate, average), *x.axes)
 
     def describe(self, hidden_size: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
@@ -71,8 +71,8 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
-        rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", rule, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+        y = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
@@ -83,12 +83,13 @@ class RwkvHeadMix(TokenMixer):
             return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]
         low_rank = recorder.act(
-            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
+            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
+            "tanh",
         )
         inputs = {}
-        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+                recorder.linear(f"shift_b_{name}", low_rank_part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
             inputs[name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))

@@ -44,8 +44,8 @@ class TwoSetsMixer(WindowedMixer):
     def _describe(self, keys: str) -> str:
         """Describes the heads and the window. keys: the attended tokens, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"
+        window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window_text}"
 
 
 @cache

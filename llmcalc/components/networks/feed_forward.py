@@ -203,8 +203,8 @@ def activate(name: str, x: Tensor) -> Tensor:
     if name == "clamped_silu":
         return F.silu(x.clamp(max=7.0))
     if name == "clamped_swish":
-        limited = x.clamp(max=7.0)
-        return limited * torch.sigmoid(limited * 1.702)
+        clamped = x.clamp(max=7.0)
+        return clamped * torch.sigmoid(clamped * 1.702)
     if name == "relu2":
         return F.relu(x).square()
     if name == "gelu_tanh":

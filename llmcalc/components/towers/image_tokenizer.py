@@ -92,8 +92,8 @@ class ImageTokenizer(TowerPart):
         return self.embed_dim
 
     def input_value(self) -> Value:
-        side = 2 ** (len(self.channel_multiplier) - 1)
-        pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
+        pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
+        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
         return Value(PATCHES, pixels, fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -152,7 +152,7 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
-        """Records a block, attention and a block."""
+        """Records the middle of the encoder or decoder: a residual block, attention and a residual block."""
         x = self._record_block(recorder, "middle_1", x, x.width, codes)
         x = self._attend(recorder, "middle_attn", x, codes)
         return self._record_block(recorder, "middle_2", x, x.width, codes)
@@ -187,7 +187,7 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
-        """Records the norm of groups of channels, times and plus projections of the codes where there are codes."""
+        """Records a group norm, whose output a decoder scales and shifts by projections of the codes."""
         if codes is None:
             return recorder.part(name, self.norm, x)
         with recorder.scope(name):
@@ -240,7 +240,7 @@ class ImageTokenizer(TowerPart):
 
 
 def _positions(of: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid whose sides are doubled some times."""
+    """Returns the positions of a grid whose sides are doubled `doublings` times."""
     return Multiple("positions", of=of, by=4**doublings)
 
 
@@ -259,7 +259,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("variance", torch.ones(channels))
 
     class Count(nn.Module):
-        """The stored number of batches of the training."""
+        """The stored number of training batches."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -278,7 +278,7 @@ def _reference_class() -> type[nn.Module]:
             return functional.batch_norm(x, mean, variance, self.weight, self.bias)
 
     class CodeNorm(nn.Module):
-        """A norm of groups, times and plus a projection of the codes."""
+        """A group norm whose output is scaled and shifted by projections of the codes."""
 
         def __init__(self, spec: ImageTokenizer, channels: int) -> None:
             super().__init__()

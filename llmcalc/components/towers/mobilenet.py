@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Merged, Multiple
@@ -113,7 +113,7 @@ else:
 
 
 class BlockGroup(Part):
-    """Blocks that follow one another, once or several times.
+    """A sequence of blocks, which runs once or several times.
 
     blocks: the blocks.
     repeat: how often they follow one another, 1 by default.
@@ -185,9 +185,9 @@ class MobileNet(TowerPart):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that the positions of the last stage stand for."""
-        side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
-        return Patches(patch_size=side).model_copy(update={"num_channels": self.num_channels})
+        """The squares of pixels that correspond to the positions of the last stage."""
+        patch_side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
+        return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
     def output_width(self) -> int:
@@ -226,7 +226,7 @@ class MobileNet(TowerPart):
         return recorder.layers(x, record_blocks, group.repeat, indices, name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
-        """Records a block and the sum of its input and output, where both have the same shape."""
+        """Records a block and, if the input and the output have the same shape, their sum."""
         if block.type == "edge":
             y = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
@@ -268,7 +268,7 @@ class MobileNet(TowerPart):
         resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
         joined = resized[0]
         if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(Beside(tuple(y.axes for y in resized)),))
+            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(y.axes for y in resized)),))
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -285,7 +285,7 @@ class MobileNet(TowerPart):
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution of kernel × kernel, a norm, and an activation where `is_activated` says so.
+        """Records a convolution of kernel × kernel, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """
@@ -354,7 +354,7 @@ def _stride_of(blocks: tuple[Any, ...]) -> int:
 
 
 def _strided_rows(rows: Rows, stride: Stride) -> Rows:
-    """Returns the positions that a convolution with a stride leaves of a grid."""
+    """Returns the positions of a grid after a convolution with a stride."""
     if stride == 1:
         return rows
     if isinstance(rows, Multiple) and isinstance(rows.by, int) and rows.by % 4 == 0:

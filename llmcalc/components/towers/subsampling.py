@@ -85,12 +85,12 @@ class Subsampling(Component):
 
     @property
     def positions(self) -> Rows:
-        """The positions of frames in chunks, without those of padding."""
+        """The encoder positions of frames in chunks, without positions of padding."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
     def _rows(self, frames: Rows, count: int) -> Rows:
-        """Returns the rows after `count` convolutions. frames: the rows before the last of them."""
+        """Returns the rows after `count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:count])
             return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....algebra import Number
 from ....components.norm import Norm
-from ....flow.axis import Axis, Beside
+from ....flow.axis import Axis, JoinedShapes
 from ....flow.program import Step
 from ....simulator.lowering import Path
 from ....simulator.tensor import Needs, Tensor
@@ -422,8 +422,8 @@ class LinearKernels(RankKernels):
         return output
 
 
-def is_divided(axis: Axis | Beside) -> bool:
+def is_divided(axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
-    if isinstance(axis, Beside):
+    if isinstance(axis, JoinedShapes):
         return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

@@ -10,7 +10,7 @@ from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
-from ....flow.tree import Use
+from ....flow.tree import OpUse
 from ....ops import Linear
 from ....workload.lora import BLOCK, PROJECTIONS
 from ...autograd import record
@@ -109,7 +109,7 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, use: OpUse) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (

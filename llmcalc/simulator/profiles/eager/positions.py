@@ -114,7 +114,7 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
     @compared(BY_TORCH)
-    def do_occurring(self, operation: Step) -> None:
+    def do_rows_of_distances(self, operation: Step) -> None:
         output = operation.outs[0]
         self.store_tensor(
             output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
