@@ -443,7 +443,7 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
 
 def test_every_rule_is_compared_with_a_processor() -> None:
     """`fixed` makes one square of every image, so there is nothing to compare."""
-    assert {table["type"] for table, *_ in CASES.values()} == IMAGE_RULES.homes.keys() - {"fixed"}
+    assert {table["type"] for table, *_ in CASES.values()} == IMAGE_RULES.class_paths.keys() - {"fixed"}
 
 
 def test_a_square_has_the_patches_of_its_side() -> None:
