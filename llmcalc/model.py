@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
-from .components.choice import only
+from .components.choice import class_at
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from .components.pooler import Pooler
     from .components.proposal import Proposal
 else:
-    Pooler, ContactHead = only("pooler:Pooler"), only("contact_head:ContactHead")
-    Proposal = only("proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = only("mtp:MultiTokenPrediction"), only("idle:UnusedEmbedding")
+    Pooler, ContactHead = class_at("pooler:Pooler"), class_at("contact_head:ContactHead")
+    Proposal = class_at("proposal:Proposal")
+    MultiTokenPrediction, UnusedEmbedding = class_at("mtp:MultiTokenPrediction"), class_at("idle:UnusedEmbedding")
 
 
 class ModelSpec(Part):

@@ -38,8 +38,8 @@ class Learned(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        value, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
-        return value
+        vectors, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
+        return vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["learned"](self, model_properties.hidden_size)

@@ -49,7 +49,7 @@ class ByteLayers(Part):
         """Records the layers over bytes. before: a function that records what precedes each layer."""
         depth = self.num_hidden_layers
 
-        def run(layer_input: Value) -> Value:
+        def record_layer(layer_input: Value) -> Value:
             if before is None:
                 return self.block.flow(recorder, layer_input)
             layer_input = before(layer_input)
@@ -57,7 +57,7 @@ class ByteLayers(Part):
                 return self.block.flow(recorder, layer_input)
 
         indices = range(depth) if isinstance(depth, int) else None
-        return recorder.layers(x, run, depth, indices, source=self.block.formula_source)
+        return recorder.layers(x, record_layer, depth, indices, source=self.block.formula_source)
 
 
 class Patcher(ByteLayers):
@@ -164,13 +164,13 @@ class PatchStreams(ResidualStreams):
             projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *y.axes, kind=self.kind)
             memory, layers = self._as_vectors(projected, y, x.rows), self.decoder
 
-            def read(byte_states: Value) -> Value:
+            def read_patches(byte_states: Value) -> Value:
                 return recorder.part("writes", self.writes, byte_states, memory=memory)
 
             if not self.writes_every_layer:
-                y = read(y)
+                y = read_patches(y)
             with recorder.apart(recorder.causal):
-                y = layers.flow(recorder, y, read if self.writes_every_layer else None)
+                y = layers.flow(recorder, y, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, y)
 
     def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:

@@ -280,12 +280,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
             angles = forward_pass.computed_once(
                 ("distances", total_tokens),
-                lambda: angles_of(forward_pass.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: angles_of(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = forward_pass.span(0, total_tokens, q.device)
+            queries = forward_pass.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = forward_pass.positions(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

@@ -36,13 +36,13 @@ class DraftHeads(Part):
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis, rows: Rows) -> Value:
         """Records all heads. x: the hidden states. vocab, proposed_tokens: axes of the tokens read and proposed."""
-        logits = self._logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
+        logits = self._record_logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{i}": head_logits for i, head_logits in enumerate(logits)})
         return recorder.cat(*logits, axes=(proposed_tokens,), rows=Multiple(of=rows, by=self.num_heads))
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def describe(self) -> str:
@@ -63,7 +63,7 @@ class MedusaHeads(DraftHeads):
     bias: Flag = False
     shared_projection: Flag = False
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         outputs = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
         if not self.shared_projection:
             return [recorder.linear(f"lm_heads_{i}", y, proposed_tokens) for i, y in enumerate(outputs)]
@@ -103,7 +103,7 @@ class SpeculatorHeads(DraftHeads):
     norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
     input_norm: Norm | None = None
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner = Axis("inner", self.inner_size)
         state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
         recorder.hold(state=state)

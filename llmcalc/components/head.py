@@ -19,7 +19,7 @@ from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
-from .choice import only
+from .choice import class_at
 from .networks.feed_forward import activate
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .head_clusters import Clusters
     from .head_transform import Transform
 else:
-    Transform, Clusters = only("head_transform:Transform"), only("head_clusters:Clusters")
-    MedusaHeads, SpeculatorHeads = only("draft_heads:MedusaHeads"), only("draft_heads:SpeculatorHeads")
+    Transform, Clusters = class_at("head_transform:Transform"), class_at("head_clusters:Clusters")
+    MedusaHeads, SpeculatorHeads = class_at("draft_heads:MedusaHeads"), class_at("draft_heads:SpeculatorHeads")
 
 
 class LMHead(Component):

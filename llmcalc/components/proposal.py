@@ -219,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
             """Returns the logit bias, and the next states, the scores of pairs and the acceptance score."""
-            term: Any = 0
+            logit_bias: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
                 outputs.append(self.state_proj(x))
@@ -228,15 +228,15 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated_token_row(x, token))
+                logit_bias = self.markov_w2(self._gated_token_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
-                term = term + up_projection
+                logit_bias = logit_bias + up_projection
             if not hasattr(self, "confidence"):
-                return term, outputs
+                return logit_bias, outputs
             if self.spec.confidence_reads_token and token is not None:
                 x = torch.cat([x, token], -1)
-            return term, [*outputs, self.confidence(x)]
+            return logit_bias, [*outputs, self.confidence(x)]
 
     return ProposalReference

@@ -69,7 +69,7 @@ class ForwardPass:
             self.memo[key] = compute_value()
         return self.memo[key]
 
-    def span(self, start: int, end: int, device: Any) -> Tensor:
+    def positions(self, start: int, end: int, device: Any) -> Tensor:
         """Returns the positions start … end − 1 as a tensor."""
         import torch
 
@@ -286,8 +286,8 @@ def attention_mask(
     queries, keys, end = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.span(end - queries, end, q.device)[:, None]
-        key_positions = forward_pass.span(end - keys, end, q.device)[None, :]
+        query_positions = forward_pass.positions(end - queries, end, q.device)[:, None]
+        key_positions = forward_pass.positions(end - keys, end, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
             return (query_positions - key_positions <= tokens_before) & (

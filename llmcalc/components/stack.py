@@ -34,7 +34,7 @@ from .base import (
     Vocab,
     Width,
 )
-from .choice import only
+from .choice import class_at
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention
@@ -57,12 +57,21 @@ if TYPE_CHECKING:
     from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
 else:
-    PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
-    RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
-    InputFeatures, NgramEmbedding = only("input_features:InputFeatures"), only("ngram_embedding:NgramEmbedding")
-    RelativeKeys = only("relative_keys:RelativeKeys")
-    RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
+    PerLayerEmbedding, TokenTypes = (
+        class_at("layers.per_layer:PerLayerEmbedding"),
+        class_at("token_types:TokenTypes"),
+    )
+    RelativeEmbedding, SideConvolution = (
+        class_at("disentangled:RelativeEmbedding"),
+        class_at("disentangled:SideConvolution"),
+    )
+    SecondStream, Entities = class_at("idle:SecondStream"), class_at("entities:Entities")
+    InputFeatures, NgramEmbedding = (
+        class_at("input_features:InputFeatures"),
+        class_at("ngram_embedding:NgramEmbedding"),
+    )
+    RelativeKeys = class_at("relative_keys:RelativeKeys")
+    RelativeBias, Pooler = class_at("distance:RelativeBias"), class_at("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -656,9 +665,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
             """Ties a layer's parameters and buffers to the first layer of the same kind."""
-            share: Any = getattr(layer, "share", None)
-            if share is not None:  # a layer that shares only a part of itself
-                share(first_layer)
+            share_parameters: Any = getattr(layer, "share_parameters", None)
+            if share_parameters is not None:  # a layer that shares only a part of itself
+                share_parameters(first_layer)
                 return
             share_tensors(first_layer, layer)
 
@@ -681,9 +690,9 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
-                    share: Any = getattr(module, "compute_shared_bias", None)
-                    if share is not None:
-                        share(x, forward_pass)
+                    share_bias: Any = getattr(module, "compute_shared_bias", None)
+                    if share_bias is not None:
+                        share_bias(x, forward_pass)
             if hasattr(self, "relative_keys"):
                 forward_pass.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..errors import InputError
-from ..flow.tree import Cost, Node, OpUse, by_kind
+from ..flow.tree import Cost, Node, OpUse, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
@@ -127,7 +127,7 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        flops_by_component = by_kind(self.tree, step_of, self.run_config, self.include)
+        flops_by_component = cost_by_kind(self.tree, step_of, self.run_config, self.include)
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..algebra import Number
-from ..flow.tree import Node, OpUse, by_kind
+from ..flow.tree import Node, OpUse, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 
@@ -74,7 +74,7 @@ class ParameterCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Parameters by component. The entries are disjoint and add up to `total`."""
-        return by_kind(self.tree, total_of, include=self.include)
+        return cost_by_kind(self.tree, total_of, include=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:

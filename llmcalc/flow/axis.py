@@ -34,14 +34,14 @@ class JoinedShapes:
 
     @property
     def size(self) -> Number:
-        first_extent, *other_extents = (extent(part) for part in self.parts)
-        return sum(other_extents, first_extent)
+        first_count, *other_counts = (element_count(shape) for shape in self.parts)
+        return sum(other_counts, first_count)
 
 
 Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]
 
 
-def extent(shape: Iterable[Axis | JoinedShapes]) -> Number:
+def element_count(shape: Iterable[Axis | JoinedShapes]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
     element_count: Number = None
     for axis in shape:

@@ -301,7 +301,7 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(joined_names: str, parts: Iterable[str] | None) -> list[list[str]]:
     """Parses a table name into alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
@@ -313,7 +313,7 @@ def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str
             for module in option.partition("/")[0].replace(" - ", " + -").split(" + ")
             if not module.startswith("-")
         ]
-        for option in _split_alternatives(text)
+        for option in _split_alternatives(joined_names)
     ]
     if parts is None:
         return options
@@ -346,8 +346,8 @@ def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
-def _split_alternatives(text: str) -> list[str]:
-    return text.split(" | ")
+def _split_alternatives(joined_names: str) -> list[str]:
+    return joined_names.split(" | ")
 
 
 def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -221,10 +221,10 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
     return op, forms, merged_children
 
 
-def _are_equal_ops(left: Op, right: Op | None) -> bool:
+def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
-    return type(left) is type(right) and all(
-        same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
+    return type(op) is type(other_op) and all(
+        same(getattr(op, name), getattr(other_op, name)) for name in op.__dataclass_fields__
     )
 
 

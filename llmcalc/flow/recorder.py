@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from ..algebra import Number
 from ..ops.base import Op
-from .axis import Axis, Shape, extent
+from .axis import Axis, Shape, element_count
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
 from .value import Value, Weight
@@ -178,7 +178,7 @@ class Recorder:
 
     def element_count(self, shape: Shape) -> Number:
         """Returns the number of elements of a shape, for the recorder."""
-        return extent(shape)
+        return element_count(shape)
 
     def node(self) -> Node:
         """Returns the tree of nodes of the program."""

@@ -83,16 +83,16 @@ class Node:
     @property
     def segment(self) -> str:
         """This node's segment of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
-        return self.name if self.indices is None else f"{self.name}.{spans(self.indices)}"
+        return self.name if self.indices is None else f"{self.name}.{index_ranges(self.indices)}"
 
     @property
     def is_stack(self) -> bool:
         """Whether this node has layers as children."""
         return any(child.kind == "layer" for child in self.children)
 
-    def only(self, effect: str) -> Node:
+    def with_effect(self, effect: str) -> Node:
         """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
-        reduced = (child.only(effect) for child in self.children)
+        reduced = (child.with_effect(effect) for child in self.children)
         children = tuple(node for node in reduced if node.children or node._may_have(effect))
         return replace(self, children=children)
 
@@ -263,35 +263,35 @@ def _cost_per_repeat(
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
-    value: Number = 0 if op_use is None else cost(op_use)
+    total_cost: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:
         if not child.optional or child.optional in include:
             child_roles = roles if child.role == "own" else roles | {child.role}
             cost_below = _cost_per_repeat(child, child_roles, run_config, cost, include)
             if not is_zero(cost_below):
-                value = add(value, times(cost_below, child.repeat))
-    return value
+                total_cost = add(total_cost, times(cost_below, child.repeat))
+    return total_cost
 
 
 Cost: TypeAlias = Callable[[OpUse], Number]
 """A cost function of a primitive in its place: `cost(use)`."""
 
 
-def by_kind(
+def cost_by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
-    sums: dict[str, Number] = {}
+    costs: dict[str, Number] = {}
     for node_place in root.walk(run_config):
         if node_place.optional and node_place.optional not in include:
             continue
         cost_of_node = times(node_place.own_cost(cost), node_place.times)
         if not is_zero(cost_of_node):
-            sums[node_place.kind] = add(sums.get(node_place.kind, 0), cost_of_node)
-    return sums
+            costs[node_place.kind] = add(costs.get(node_place.kind, 0), cost_of_node)
+    return costs
 
 
-def spans(indices: Sequence[int]) -> str:
+def index_ranges(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]

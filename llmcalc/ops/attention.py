@@ -105,8 +105,8 @@ class OverlappingChunks(AttentionCore):
         if is_zero(new):
             return 0
         chunks = 2 * ceil_div(new, 2 * square_side)
-        scores, sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
-        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
+        scores, value_sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
+        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + value_sums * self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)

@@ -32,10 +32,10 @@ class ParamTensor:
     @property
     def size(self) -> Number:
         """The number of elements of the tensor."""
-        n: Number = 1
+        element_count: Number = 1
         for axis in self.shape:
-            n = times(n, axis)
-        return n
+            element_count = times(element_count, axis)
+        return element_count
 
 
 @frozen(slots=True)

@@ -100,12 +100,12 @@ class LocalCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         new = run_config.new_rows(self.rows)
-        sums = 0 if self.global_block is None else floor_div(new, self.global_block)
+        block_sums = 0 if self.global_block is None else floor_div(new, self.global_block)
         if run_config.pairs == "full":
             block = self.radius + 1
-            return ceil_div(new, block) * block * add(3 * block, sums)
+            return ceil_div(new, block) * block * add(3 * block, block_sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
-        return add(local_pairs, new * sums)
+        return add(local_pairs, new * block_sums)
 
 
 @frozen(slots=True)

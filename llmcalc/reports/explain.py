@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
-from ..symbolic.symbolic import KEYS, no_sympy
+from ..symbolic.symbolic import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, Style, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
@@ -429,7 +429,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
 
 def _without_symbols(explanation: Explanation) -> list[str]:
     """Returns the hint that formulas are left out if sympy is not installed."""
-    return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
+    return [] if explanation.formulas.has_symbols else [str(missing_sympy_error("values only; a formula in symbols"))]
 
 
 def _training_notes(explanation: Explanation) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..flow.axis import extent
+from ..flow.axis import element_count
 from ..flow.program import Step
 from ..flow.record import Flow
 from ..flow.tree import OpUse
@@ -40,7 +40,7 @@ class ParameterTensors(ValueTensors):
     def matrix(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
-        shape = extent(operation.weight.out), extent(operation.weight.ins)
+        shape = element_count(operation.weight.out), element_count(operation.weight.ins)
         lending_layer = operation.options.get("lent")
         if lending_layer:
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
@@ -50,7 +50,7 @@ class ParameterTensors(ValueTensors):
         """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
-            operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
+            operation.weight, operation.name, (element_count(operation.weight.ins), element_count(operation.weight.out))
         )
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:

@@ -27,10 +27,10 @@ from .symbolic import (
     KEYS,
     Meaning,
     Symbolic,
-    element_bytes,
+    bytes_symbol,
+    cached_symbolic,
     has_sympy,
-    keys,
-    latest_symbolic,
+    keys_symbol,
     values_only,
 )
 
@@ -162,7 +162,7 @@ class Formulas:
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
-        self.symbolic: Symbolic = latest_symbolic(spec) if self.has_symbols else values_only(spec)
+        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
         self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
@@ -171,8 +171,8 @@ class Formulas:
             element = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
-                keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                element_bytes(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
+                keys_symbol(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                bytes_symbol(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -182,7 +182,7 @@ class Formulas:
         """Returns the whole model and every node, parents first."""
         return list(_places_in_run(self.root))
 
-    def find(self, query: str) -> list[FormulaNode]:
+    def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
 
         Raises `InputError` if there are none either.
@@ -280,7 +280,7 @@ class Formulas:
 
     def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
-        return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
+        return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
 
     def _cost_terms(
         self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
@@ -315,7 +315,7 @@ class Formulas:
         number = expression.xreplace(values)
         if number != sympy.Rational(value):
             raise ArithmeticError(f"{node.name}: the formula {expression} gives {number}, the count is {value}")
-        del values[keys()]
+        del values[keys_symbol()]
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
@@ -431,8 +431,8 @@ def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
     def scaled(op_use: OpUse) -> Number:
-        value = cost(op_use)
-        return 0 if is_zero(value) else value * factor
+        unscaled_cost = cost(op_use)
+        return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
     return scaled
 

@@ -295,7 +295,7 @@ def test_a_formula_that_does_not_give_the_number_is_never_given() -> None:
 
 
 def places(spec: ModelSpec, query: str) -> list[str]:
-    return [found.path for found in Formulas(spec).find(query)]
+    return [found.path for found in Formulas(spec).find_nodes(query)]
 
 
 def test_a_node_is_found_by_the_end_of_its_path() -> None:

@@ -14,7 +14,7 @@ from ..base import Part
 
 
 @frozen(slots=True)
-class Encoded:
+class EncodedInput:
     """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 
     parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
@@ -44,7 +44,7 @@ class ImageRule(Part):
         """Returns the rule for images in a sequence with several images."""
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         """Returns the patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
@@ -57,7 +57,7 @@ class AudioRule(Part):
 
     noun = "rule of a processor"
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         """Returns the clips, frames and tokens of a recording.
 
         Raises `InputError` for a length that the processor refuses.

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Budget(ImageRule):
@@ -33,7 +33,7 @@ class Budget(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     projects_padding: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         scale = sqrt(patches * patch_size**2 / (height * width))
         rows, columns = floor(scale * height / token_size), floor(scale * width / token_size)
@@ -49,4 +49,4 @@ class Budget(ImageRule):
         if rows * columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
         real_patches = None if self.projects_padding else rows * columns * self.merge**2
-        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches)
+        return EncodedInput(1, patches, 1, rows * columns + self.marks, real_patches)

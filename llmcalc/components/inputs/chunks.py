@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, Encoded, check_longest
+from .base import AudioRule, EncodedInput, check_longest
 from .clips import HOP, RATE
 
 
@@ -35,7 +35,7 @@ class Chunks(AudioRule):
     least_samples: Width = 1
     max_seconds: Width | None = None
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         check_longest(seconds, self.max_seconds)
         samples = max(round(seconds * RATE), self.least_samples)
         frames = samples // HOP if self.drops_rest else -(-samples // HOP)
@@ -45,7 +45,7 @@ class Chunks(AudioRule):
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
         frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
-        return Encoded(1, frames, 1, tokens, frames_read_by_projector)
+        return EncodedInput(1, frames, 1, tokens, frames_read_by_projector)
 
     def _positions_of(self, frames: int) -> int:
         """Returns the number of encoder positions of a chunk with this number of frames."""

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 COVERED_SHARE = 0.9
 """The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
@@ -56,9 +56,9 @@ class Covering(ImageRule):
         most_covered = max(share_by_grid.values())
         return min(columns * rows for (columns, rows), share in share_by_grid.items() if share == most_covered)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles = self._fewest_tiles(height, width)
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
-        return Encoded(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)
+        return EncodedInput(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 from .tiles import Tiles
 
 LEAST_SIDE = 10
@@ -33,7 +33,7 @@ class DynamicHd(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
         if columns_of_tiles * rows_of_tiles > self.max_tiles:
             columns_of_tiles, rows_of_tiles = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
@@ -52,7 +52,7 @@ class DynamicHd(ImageRule):
         )
         tokens_per_side = -(-patches_per_side // self.merge)
         tokens_of_lines = lines * (columns + 1) + tokens_per_side * (tokens_per_side + 1)
-        return Encoded(
+        return EncodedInput(
             columns_of_tiles * rows_of_tiles + 1,
             patches_per_side,
             patches_per_side,

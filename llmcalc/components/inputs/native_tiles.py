@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded
+from .base import EncodedInput
 from .tiles import Tiles
 
 LARGE = 2
@@ -35,7 +35,7 @@ class NativeTiles(Tiles):
     merge: Width
     min_tokens: Width = Field(default=1)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
@@ -51,7 +51,7 @@ class NativeTiles(Tiles):
         tiles = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tiles + 1) * self.tile_marks if tiles else 0
-        return Encoded(
+        return EncodedInput(
             parts=tiles + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,

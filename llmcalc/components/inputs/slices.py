@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Slices(ImageRule):
@@ -36,7 +36,7 @@ class Slices(ImageRule):
     slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
     marks: int = Field(default=3, ge=0, le=1000, strict=True)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
         slices_down, slices_across = self._grid(height, width)
         slices = slices_down * slices_across
@@ -51,7 +51,7 @@ class Slices(ImageRule):
             sides_of_parts = [whole_image, *[self._sides(slice_height, slice_width, token_size, True)] * slices]
         patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
         tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
-        return Encoded(len(sides_of_parts), patches, 1, tokens)
+        return EncodedInput(len(sides_of_parts), patches, 1, tokens)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 LARGEST_SIDE = 4096
 """The largest side after scaling, in pixels."""
@@ -30,7 +30,7 @@ class Split(ImageRule):
     longest_edge: Width
     tokens: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         aspect_ratio, longest_edge = width / height, self.longest_edge
         if width >= height:
             width, height = longest_edge, int(longest_edge / aspect_ratio)
@@ -47,8 +47,8 @@ class Split(ImageRule):
         rows, columns = (-(-pixels // self.size) for pixels in (height, width))
         patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if rows * columns == 1:
-            return Encoded(1, patches_per_side, patches_per_side, tokens_of_tile)
-        return Encoded(
+            return EncodedInput(1, patches_per_side, patches_per_side, tokens_of_tile)
+        return EncodedInput(
             rows * columns + 1,
             patches_per_side,
             patches_per_side,

@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Tiles(ImageRule):
@@ -68,9 +68,9 @@ class Tiles(ImageRule):
                 best_grid, least_difference = (tiles_across, tiles_down), difference
         return best_grid
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles = prod(self.tile_grid(height, width))
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
-        return Encoded(
+        return EncodedInput(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
         )

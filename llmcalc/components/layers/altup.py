@@ -66,14 +66,14 @@ class AltUp(ResidualStreams):
             first_length = recorder.root_mean_square(first_stream)
             recorder.hold(length=first_length)
 
-            def projected(stream: Value) -> Value:
+            def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 y = recorder.linear("", stream, hidden)
                 recorder.hold_outside(y=y)
                 return recorder.div(recorder.mul(y, first_length), recorder.root_mean_square(y))
 
             x = recorder.side_by_side(
-                "projections", other_streams, other_inputs, projected, after=first_stream, split=merge
+                "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
             )
         return recorder.sum(x, hidden, mean=True) if merge else x
 
@@ -237,7 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Mixes streams. coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden]."""
             return coefficients @ x
 
-    class Predict(nn.Module):
+    class StreamPrediction(nn.Module):
         def __init__(self, streams: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.streams, self.router_norm = streams, norm.reference(model_properties)
@@ -252,7 +252,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
-    class Correct(nn.Module):
+    class StreamCorrection(nn.Module):
         def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
             super().__init__()
             self.router = nn.Linear(hidden, streams, bias=False)
@@ -260,7 +260,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams, bias=False)
             self.scale = vector(torch.ones(hidden))
 
-        def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
+        ) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
             corrections = self.coefficients(predict.routed(active_stream, self.router)) + 1
             corrected_streams = (
@@ -268,7 +270,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
-    class Laurel(nn.Module):
+    class LaurelProjection(nn.Module):
         def __init__(self, rank: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.left = nn.Linear(model_properties.hidden_size, rank, bias=False)
@@ -283,11 +285,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
-            self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
+            self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
+            self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
             for name in ("self_attn", "mlp"):
                 self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
-            self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
+            self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
         def _normed_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -242,7 +242,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.self_attn_post_norm = spec.norm.reference(model_properties)
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def share(self, first_layer: FunnelReference) -> None:
+        def share_parameters(self, first_layer: FunnelReference) -> None:
             """Shares the first layer's weights; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
@@ -251,7 +251,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 module_path, _, name = path.rpartition(".")
                 setattr(self.get_submodule(module_path), name, parameter)
 
-        def _halve(self, x: Tensor) -> Tensor:
+        def _halve_tokens(self, x: Tensor) -> Tensor:
             """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
             if x.shape[1] <= (2 if self.spec.separate_cls else 1):
                 return x
@@ -259,7 +259,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
             return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
-        def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _lengthen_tokens(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds that output."""
             first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
@@ -274,8 +274,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + first_block
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = self._lengthen(x, forward_pass) if self.spec.lengthens else x
-            queries = self._halve(x) if self.halves else x
+            x = self._lengthen_tokens(x, forward_pass) if self.spec.lengthens else x
+            queries = self._halve_tokens(x) if self.halves else x
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             step = 1 if self.spec.lengthens else 2**self.spec.halvings
             y = self.self_attn(queries, forward_pass, source, step)

@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, QueryRank, Streams
-from ..choice import only
+from ..choice import class_at
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..ngram_input import NgramInput
 else:
-    NgramInput = only("ngram_input:NgramInput")
+    NgramInput = class_at("ngram_input:NgramInput")
 
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:

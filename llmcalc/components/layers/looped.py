@@ -81,7 +81,7 @@ class LoopedAttention(GroupedQueryMixer):
         k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
         v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            y = self._mixed(recorder, q, k, v)
+            y = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
             recorder.memo[FIRST_LOOP] = k, v
@@ -102,7 +102,7 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(k=k, v=v)
         return recorder.attention(name, q, k, v, causal=True, window=window)
 
-    def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
+    def _mixed_attention(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
         empty_keys_and_values = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
@@ -188,7 +188,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.first_loop: list[nn.Module] = []
 
-        def become_second(self, first_attention: LoopedAttentionReference) -> None:
+        def become_second_loop(self, first_attention: LoopedAttentionReference) -> None:
             """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
@@ -226,7 +226,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def share(self, first_layer: LoopedReference) -> None:
+        def share_parameters(self, first_layer: LoopedReference) -> None:
             """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
@@ -234,7 +234,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 module_path, _, name = path.rpartition(".")
                 setattr(self.get_submodule(module_path), name, parameter)
             attention: Any = self.self_attn
-            attention.become_second(first_layer.self_attn)
+            attention.become_second_loop(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)

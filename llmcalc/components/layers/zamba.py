@@ -255,7 +255,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.up(self.down(x))
 
-    def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+    def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
@@ -264,7 +264,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
-            self.adapters = adapters(spec, n_in, n_out)
+            self.adapters = build_adapters(spec, n_in, n_out)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)
@@ -276,7 +276,9 @@ def _reference_class() -> type[nn.Module]:
             for name, child in spec.feed_forward.reference(model_properties).named_children():
                 self.add_module(name, child)
             if spec.adapter_rank is not None:
-                self.adapters = adapters(spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size)
+                self.adapters = build_adapters(
+                    spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
+                )
 
         def forward(self, x: Tensor) -> Tensor:
             gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
@@ -317,7 +319,7 @@ def _reference_class() -> type[nn.Module]:
             self.mixer_pre_norm = spec.norm.reference(model_properties)
             self.mixer = spec.attention.reference(model_properties)
 
-        def share(self, first_layer: ZambaReference) -> None:
+        def share_parameters(self, first_layer: ZambaReference) -> None:
             """Shares the first layer's block of this kind, and stores this layer's adapters in it."""
             if first_layer is self:
                 return

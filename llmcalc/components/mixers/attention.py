@@ -36,7 +36,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..choice import only
+from ..choice import class_at
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from .value_convolution import ValueConvolution
     from .value_experts import ValueExperts
 else:
-    QKNorm, QueryFactors = only("mixers.qk_norm:QKNorm"), only("mixers.query_factors:QueryFactors")
-    OutputGate = only("mixers.output_gate:OutputGate")
-    ValueConvolution = only("mixers.value_convolution:ValueConvolution")
-    ValueExperts = only("mixers.value_experts:ValueExperts")
+    QKNorm, QueryFactors = class_at("mixers.qk_norm:QKNorm"), class_at("mixers.query_factors:QueryFactors")
+    OutputGate = class_at("mixers.output_gate:OutputGate")
+    ValueConvolution = class_at("mixers.value_convolution:ValueConvolution")
+    ValueExperts = class_at("mixers.value_experts:ValueExperts")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -434,15 +434,15 @@ class Attention(TokenMixer):
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
-        def normed(v: Value) -> Value:
+        def normalize_heads(v: Value) -> Value:
             assert qk is not None
             normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
-        x = normed(x) if qk is not None and qk.order == "before_rope" else x
+        x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
-        return normed(x) if qk is not None and qk.order == "after_rope" else x
+        return normalize_heads(x) if qk is not None and qk.order == "after_rope" else x
 
     def _keys_and_values(
         self,
@@ -674,7 +674,7 @@ def _reference_class() -> type[nn.Module]:
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
-        def _values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
             return self._split_heads(projected, self.value_dim)
 
@@ -692,13 +692,13 @@ def _reference_class() -> type[nn.Module]:
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
-                else self._values(x if value_input is None else value_input, forward_pass)
+                else self._projected_values(x if value_input is None else value_input, forward_pass)
             )
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(
+        def _own_or_shared_keys(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
@@ -743,7 +743,10 @@ def _reference_class() -> type[nn.Module]:
             self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
         ) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
-            positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
+            positions = (
+                forward_pass.positions(end - queries, end, device),
+                forward_pass.positions(end - keys, end, device),
+            )
             if hasattr(self, "relative_bias"):
                 return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
@@ -776,7 +779,7 @@ def _reference_class() -> type[nn.Module]:
             q = self._normed_and_rotated(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
-            k, v = self._local_or_shared(x, forward_pass, value_input)
+            k, v = self._own_or_shared_keys(x, forward_pass, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_pass)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, forward_pass, forward_pass.past + x.shape[1])

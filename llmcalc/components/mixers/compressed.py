@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec, end = self.spec, forward_pass.past + x.shape[1]
             entries = self.compressor(x, forward_pass)
-            complete_entries = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            complete_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries

@@ -87,7 +87,7 @@ class ContextAttention(TwoSetsMixer):
         return recorder.linear("o_proj", y, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
-        return self._describe("of a block")
+        return self._heading_with_keys("of a block")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

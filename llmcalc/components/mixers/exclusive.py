@@ -108,15 +108,15 @@ class ExclusiveAttention(WindowedMixer):
         kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = y.axes
-        group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        y = y.view(kv_heads, group, dim)
+        group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
+        y = y.view(kv_heads, group_axis, dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
-        alpha = recorder.act(recorder.vector("alpha", kv_heads, group), "tanh")
-        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit_value), kv_heads, group), alpha)
+        alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
+        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit_value), kv_heads, group_axis), alpha)
         return recorder.sub(y, recorder.mul(unit_value, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("exclusive GQA")
+        return self._heading("exclusive GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -67,7 +67,7 @@ class WindowedMixer(GroupedQueryMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def _described(self, name: str, details: str = "") -> str:
+    def _heading(self, name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
@@ -154,7 +154,7 @@ def grouped_reference_class() -> Any:
 
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group == 1 else tuple(t.repeat_interleave(group, axis) for t in tensors)
+            group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return tensors if group_size == 1 else tuple(t.repeat_interleave(group_size, axis) for t in tensors)
 
     return GroupedReference

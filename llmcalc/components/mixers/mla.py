@@ -338,9 +338,9 @@ def _reference_class() -> type[nn.Module]:
     class Expansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
-        def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
-            super().__init__(latent, heads * (nope + value), bias=False)
-            self.heads, self.nope, self.value = heads, nope, value
+        def __init__(self, latent: int, heads: int, nope: int, value_size: int) -> None:
+            super().__init__(latent, heads * (nope + value_size), bias=False)
+            self.heads, self.nope, self.value = heads, nope, value_size
 
         def forward(self, x: Tensor, absorbed_form: str = "") -> Tensor:
             head_weights = self.weight.view(self.heads, self.nope + self.value, -1)

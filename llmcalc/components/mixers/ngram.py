@@ -184,7 +184,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
             projected = self.get_submodule(name)(x).unflatten(
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
@@ -200,11 +200,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
             key_count, end = q.shape[2], keys.shape[2]
-            queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
+            queries, all_keys = (
+                forward_pass.positions(end - key_count, end, x.device),
+                forward_pass.positions(0, end, x.device),
+            )
             distance = queries[:, None] - all_keys
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, index))]

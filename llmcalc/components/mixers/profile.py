@@ -109,7 +109,7 @@ class ProfileAttention(WindowedMixer):
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("GQA", f", {self.relative_rank} profiles")
+        return self._heading("GQA", f", {self.relative_rank} profiles")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
@@ -170,8 +170,8 @@ def profile_attention_class() -> type[nn.Module]:
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = forward_pass.span(forward_pass.past, end, device)
-            key_positions = forward_pass.span(end - keys, end, device)
+            queries = forward_pass.positions(forward_pass.past, end, device)
+            key_positions = forward_pass.positions(end - keys, end, device)
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, index)

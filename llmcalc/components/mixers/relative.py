@@ -126,7 +126,9 @@ def _reference_class() -> type[nn.Module]:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, largest_distance = x.shape[-1], self._largest_distance(x)
             angles = angles_of(
-                largest_distance - forward_pass.span(0, largest_distance + x.shape[1], x.device), hidden, 10000.0
+                largest_distance - forward_pass.positions(0, largest_distance + x.shape[1], x.device),
+                hidden,
+                10000.0,
             )
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
@@ -136,7 +138,7 @@ def _reference_class() -> type[nn.Module]:
                 "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
-            positions = forward_pass.span(0, x.shape[1], x.device)
+            positions = forward_pass.positions(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias=bias)

@@ -18,7 +18,7 @@ from ...ops import DecayScan
 from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
-from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,19 +158,19 @@ def _reference_class() -> type[nn.Module]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
-            previous_token = shifted(x, forward_pass, self.shift_state)
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
                 for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
             }
             if self.spec.shift_rank is not None:
-                low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, part in zip(
+                low_rank = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
+                for name, low_rank_part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
-            return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(low_rank_part) + mix_weights[name]
+            return {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

@@ -150,7 +150,7 @@ class SharedEntryAttention(EntryAttention):
             selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
+                selection = self._record_selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
@@ -177,7 +177,7 @@ class SharedEntryAttention(EntryAttention):
             op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
-    def _selection(
+    def _record_selection(
         self,
         recorder: Flow,
         indexer: EntryKeyIndexer,
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
                 self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
                 self.cache: Any = state_class()()
 
-        def _candidates(
+        def _candidate_keys(
             self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
@@ -360,7 +360,9 @@ def _reference_class() -> type[nn.Module]:
             block_scores = (
                 nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
             )
-            blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            blocks_of_tokens = (
+                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            )
             block_scores = block_scores.scatter(
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
@@ -393,7 +395,7 @@ def _reference_class() -> type[nn.Module]:
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
-            keys, visible, positions = self._candidates(keys, visible, forward_pass)
+            keys, visible, positions = self._candidate_keys(keys, visible, forward_pass)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             masked_scores = scores.masked_fill(~visible, float("-inf"))
@@ -418,7 +420,7 @@ def _reference_class() -> type[nn.Module]:
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
-            visible_entries = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            visible_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
             visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)

@@ -69,14 +69,14 @@ class GroveMoE(Network):
         return self
 
     def activation(self) -> str:
-        return self.expert.style
+        return self.expert.usual_name
 
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
-        return self.model_copy(update={name: part.widened(change) for name, part in networks.items()})
+        return self.model_copy(update={name: network.widened(change) for name, network in networks.items()})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)

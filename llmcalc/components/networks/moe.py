@@ -57,8 +57,8 @@ class IdentityExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
-        maps = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
-        identity = ops.IdentityExperts(self.zero_expert_num, maps)
+        expert_ops = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
+        identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
 
     def reference(self) -> nn.Module:
@@ -250,7 +250,7 @@ class MoE(Network):
             )
 
     def activation(self) -> str:
-        return self.expert.style
+        return self.expert.usual_name
 
     def active_width(self) -> int:
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size

@@ -192,7 +192,7 @@ class ImageTokenizer(TowerPart):
             return recorder.part(name, self.norm, x)
         with recorder.scope(name):
             y, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (recorder.conv(part, resized, *x.axes, kernel=1, bias=True) for part in ("scale", "shift"))
+            scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
             return recorder.add(recorder.mul(y, scale), shift)
 
     def _convolve(
@@ -294,7 +294,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer, width: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (norm_of(spec, n, reads_codes) for n in (width, channels))
+            self.norm_1, self.norm_2 = (norm_of(spec, norm_width, reads_codes) for norm_width in (width, channels))
             self.conv_1 = nn.Conv2d(width, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
             self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None

@@ -194,7 +194,7 @@ class MobileNet(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return self.patches.read()
+        return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
@@ -208,7 +208,7 @@ class MobileNet(TowerPart):
                     x = self._record_group(recorder, f"group_{j}", x, group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
-            return self._fuse(recorder, stage_outputs[-self.fused_stages :])
+            return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
     def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
         """Records the blocks of a group."""
@@ -233,14 +233,14 @@ class MobileNet(TowerPart):
             )
             y = self._record_conv(recorder, "conv_proj", y, block.channels)
         elif block.type == "inverted":
-            y = self._invert(recorder, x, block)
+            y = self._record_inverted_block(recorder, x, block)
         else:
-            y = self._attend(recorder, recorder.part("norm", self.norm, x), block)
+            y = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
             y = recorder.mul(y, recorder.vector("layer_scale", *y.axes))
         return recorder.add(x, y) if y.rows == x.rows and same(x.width, y.width) else y
 
-    def _invert(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
+    def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
         if block.start_kernel is not None:
             stride = 1 if block.mid_kernel is not None else block.stride
@@ -250,7 +250,7 @@ class MobileNet(TowerPart):
             x = self._record_conv(recorder, "dw_mid", x, None, block.mid_kernel, block.stride, is_activated=True)
         return self._record_conv(recorder, "pw_proj", x, block.channels)
 
-    def _attend(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
+    def _record_attention(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
         """Records attention with one head of keys and values, each of which may be of a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
@@ -262,7 +262,7 @@ class MobileNet(TowerPart):
         y = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", y, *x.axes, kernel=1)
 
-    def _fuse(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
+    def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
         resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
@@ -319,14 +319,14 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=3, head_dim=5, kv_stride=2),
             InvertedResidual(channels=8, intermediate_size=16),
         )
-        last = (
+        last_stage = (
             InvertedResidual(channels=10, intermediate_size=18, start_kernel=5, stride=2),
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
             GridStage(groups=(BlockGroup(blocks=edges),)),
             GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=attending, repeat=3))),
-            GridStage(groups=(BlockGroup(blocks=last),)),
+            GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
             cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rms),
@@ -373,8 +373,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             padding: list[int] = []
             for side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-                total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
-                padding += [total // 2, total - total // 2]
+                total_padding = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+                padding += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding))
 
     class GridModule(nn.Module):

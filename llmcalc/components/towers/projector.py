@@ -49,10 +49,10 @@ class Map(Part):
     def flow(self, recorder: Flow, x: Value, name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
-            value, gate = recorder.split(
+            gated_half, gate = recorder.split(
                 recorder.linear(name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
-            return recorder.mul(value, _activate(recorder, gate, self.hidden_act))
+            return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
         return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
@@ -368,8 +368,8 @@ def _reference_class() -> type[nn.Module]:
             for i, linear in enumerate(self.spec.maps, 1):
                 y = self.get_submodule(f"map_{i}")(x)
                 if linear.gated:
-                    value, gate = y.chunk(2, -1)
-                    x = value * activate(linear.hidden_act, gate)
+                    gated_half, gate = y.chunk(2, -1)
+                    x = gated_half * activate(linear.hidden_act, gate)
                 else:
                     x = activate(linear.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x

@@ -178,11 +178,11 @@ def _reference_class() -> type[nn.Module]:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
             x = self._convolve(chunks)
-            rest = length % chunk
+            last_frames = length % chunk
             for conv in self.spec.convolutions:
-                rest = -(-rest // conv.stride[0])
+                last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : length // chunk * x.shape[1] + rest]
+            return positions[:, : length // chunk * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

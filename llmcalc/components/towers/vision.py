@@ -47,7 +47,7 @@ class Patches(Part):
     temporal_patch_size: Width = 1
     bias: Flag = False
 
-    def read(self) -> Value:
+    def pixel_values(self) -> Value:
         """Returns the tower's input: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
@@ -147,7 +147,7 @@ class VisionTower(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return self.patches.read()
+        return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""

@@ -81,9 +81,9 @@ class ElementwiseVerbs(Recorder):
         """Records 1 − x, elementwise."""
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
-    def delayed(self, x: Value, first: Value) -> Value:
+    def delayed(self, x: Value, first_row: Value) -> Value:
         """Records a shift of rows by one. first: the row before the first row."""
-        return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
+        return self.step("delayed", "", (x, first_row), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
         """Records training dropout at a point of `components/dropout.py`; nothing if the model has none there.

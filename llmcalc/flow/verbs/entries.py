@@ -89,8 +89,8 @@ class EntryVerbs(Recorder):
     def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
         """Caches the values per row for later passes, and returns the values with all cached rows."""
         width = values[0].width
-        for value in values[1:]:
-            width = width + value.width
+        for cached_value in values[1:]:
+            width = width + cached_value.width
         cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
         parts = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
         op = ops.KVCache(width, kind, limit, values[0].rows, parts)

@@ -271,9 +271,9 @@ class WeightVerbs(Recorder):
 
     def buffer(self, name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        value = Value(ONCE, axes, fixed=True)
+        output = Value(ONCE, axes, fixed=True)
         return self.step(
-            "buffer", name, (), value, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
+            "buffer", name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
         )
 
 

@@ -23,7 +23,7 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
-from llmcalc.components.inputs.base import Encoded
+from llmcalc.components.inputs.base import EncodedInput
 from llmcalc.components.inputs.chunks import Chunks
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.components.inputs.recording import Recording
@@ -576,7 +576,7 @@ def test_audio_of_ultravox_is_read_in_its_length(
 ) -> None:
     """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
     encoded = Clips(merge=8, several=True, fits=True).encode(seconds)
-    assert encoded == Encoded(parts, frames, 1, tokens, padded_frames)
+    assert encoded == EncodedInput(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:

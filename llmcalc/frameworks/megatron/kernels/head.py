@@ -41,7 +41,7 @@ class HeadKernels(ElementwiseKernels):
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
-        key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
+        key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
         if key not in self.weights:
             self.weights[key] = self.with_role("positions", lambda: self.table(operation))
         return self.weights[key]
