@@ -24,7 +24,7 @@ from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, share_tensors, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -247,9 +247,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if first_layer is self:
                 return
             self.halves = False
-            for path, parameter in list(first_layer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
-                setattr(self.get_submodule(module_path), name, parameter)
+            share_tensors(first_layer, self)
 
         def _halve_tokens(self, x: Tensor) -> Tensor:
             """Averages pairs of tokens; with a separate first token, pairs it with a copy."""

@@ -30,7 +30,7 @@ from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector
 from .block import Sharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -230,9 +230,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
-            for path, parameter in list(first_layer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
-                setattr(self.get_submodule(module_path), name, parameter)
+            share_tensors(first_layer, self)
             attention: Any = self.self_attn
             attention.become_second_loop(first_layer.self_attn)
 
