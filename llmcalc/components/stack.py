@@ -296,16 +296,25 @@ class Stack(Component):
             repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
-    def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
+    def flow(
+        self,
+        recorder: Flow,
+        x: Value,
+        width: Axis | None = None,
+        positions: Weight | None = None,
+        keeps_first_input: bool = True,
+    ) -> Value:
         """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
-        stack, in the place of its own.
+        stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until its
+        end; false only for layers that do not read it again.
         """
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
             recorder.memo["hidden"] = hidden
+            recorder.memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
@@ -332,8 +341,9 @@ class Stack(Component):
             getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
         )
         recorder.memo["embedded"] = x
-        recorder.keep(embedded=x)
-        recorder.hold(x=x)
+        if recorder.memo["keeps_first_input"]:
+            recorder.keep(embedded=x)
+            recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
@@ -379,7 +389,8 @@ class Stack(Component):
             recorder.hold(x=x)
         x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
         x = recorder.dropout(x, "embedding")
-        recorder.hold(x=x)
+        if recorder.memo["keeps_first_input"]:
+            recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
         return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")

@@ -82,6 +82,8 @@ def _layer_program(tower: Any) -> Flow:
         program.entry = frames
     with program.apart(causal=False):
         program.result = (
-            tower.stack.flow(program, frames, hidden) if tower.type == "audio" else tower.stack.flow(program, frames)
+            tower.stack.flow(program, frames, hidden)
+            if tower.type == "audio"
+            else tower.stack.flow(program, frames, keeps_first_input=not tower.frees_first_input)
         )
     return program

@@ -105,6 +105,8 @@ class VisionTower(TowerPart):
     pooling: the pooling head, none by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
+    frees_first_input: whether the class frees the first layer's input after that layer, because it gives the output of
+        each layer the input's name; false by default, where the input stays in memory until the last layer.
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
@@ -120,6 +122,7 @@ class VisionTower(TowerPart):
     pooling: AttentionPooling | None = None
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
+    frees_first_input: Flag = False
     image: ImageInput | None = None
 
     @model_validator(mode="after")
@@ -163,7 +166,7 @@ class VisionTower(TowerPart):
         else:
             x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):
-            x = self.stack.flow(recorder, x)
+            x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
         x = x.view(hidden, rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
@@ -226,7 +229,7 @@ class VisionTower(TowerPart):
             cls(
                 hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
             ),
-            cls(hidden_size=10, patches=video, stack=stacks[1]),
+            cls(hidden_size=10, patches=video, stack=stacks[1], frees_first_input=True),
             cls(hidden_size=12, patches=image, stack=stacks[2]),
             cls(
                 hidden_size=10,
