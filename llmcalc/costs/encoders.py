@@ -131,9 +131,8 @@ def _encoder_runs(
     """
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
-    workload = EncoderPass(
-        batch=input_count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns
-    )
+    batch = input_count * encoded_input.parts * spec.towers[name].frames_per_image
+    workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
     names_of_parts = list(_with_projectors(spec, name, has_images))
     _check_merges(spec, names_of_parts, encoded_input)
     encoder_pass, merged_patches = workload, 1

@@ -6,7 +6,7 @@ models/emu3 (`Emu3VQVAE`).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,10 +18,12 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Merged, Multiple
 from ...workload.rows import Rows
 from ..base import ModelProperties, Vocab, Width
+from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .base import TowerPart
+from .vision import Patches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,10 +53,9 @@ class ImageTokenizer(TowerPart):
     temporal_levels: how often the number of frames is halved, 0 by default.
     norm: the norm of groups of channels.
     norm_groups: the number of those groups, 32 by default.
-    image: no rule of a processor is stated (class attribute).
+    image: how the processor resizes an image; none by default, where that is not known.
     """
 
-    image: ClassVar[None] = None
     formula_source: ClassVar[str] = "van den Oord et al. 2017, §3"
 
     type: Literal["image_tokenizer"] = "image_tokenizer"
@@ -71,6 +72,7 @@ class ImageTokenizer(TowerPart):
     temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)
     norm: Norm
     norm_groups: int = Field(default=32, ge=1, le=1000, strict=True)
+    image: ImageInput | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -91,9 +93,19 @@ class ImageTokenizer(TowerPart):
     def output_width(self) -> int:
         return self.embed_dim
 
+    @property
+    def frames_per_image(self) -> int:
+        return int(2**self.temporal_levels)
+
+    @cached_property
+    def patches(self) -> Patches:
+        """The squares of pixels that become one vector each."""
+        side = 2 ** (len(self.channel_multiplier) - 1)
+        return Patches(patch_size=side).model_copy(update={"num_channels": self.in_channels})
+
     def input_value(self) -> Value:
-        pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
-        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
+        side = self.patches.patch_size
+        pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
         return Value(PATCHES, pixels, fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

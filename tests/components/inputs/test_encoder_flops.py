@@ -269,3 +269,11 @@ def test_an_image_with_too_few_patches_is_refused() -> None:
     spec = spec_of(wrapped("smolvlm", WRAPPERS["smolvlm"][2][0]))
     with pytest.raises(InputError, match=r"towers\.connector\.merge: 16 patches are merged into one, .* gives 36"):
         encoded_inputs(spec, Inputs(image="64x40"))
+
+
+def test_images_of_emu3_are_tokens_of_its_codebook() -> None:
+    """768 and 1,024 pixels are 96 lines of 128 tokens and a mark, with four marks around; four frames are read."""
+    encoded = encoded_inputs(spec_of(wrapped("emu3", {"vq_config": {}})), Inputs(image="1024x768", images=3))
+    (run,) = encoded.runs
+    assert encoded.image_tokens == 3 * (96 * 129 + 4)
+    assert (run.run_config.workload.batch, run.run_config.workload.rows) == (3 * 4, 96)
