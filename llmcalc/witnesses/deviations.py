@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
 from ..ops import KVCache, Op
 from ..sources.huggingface.family import Deviation
@@ -37,7 +37,7 @@ def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
     replacements = [deviation.follow for deviation in _deviations_of(model_type, quantity, spec)]
 
-    def changed_cost(op_use: Use) -> Any:
+    def changed_cost(op_use: OpUse) -> Any:
         op = op_use.op
         for replace_op in replacements:
             op = replace_op(op)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..flow.tree import spans
+from ..flow.tree import index_ranges
 from ..sources.huggingface.drafts import CLASSES, as_draft
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
@@ -104,7 +104,7 @@ def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
             indices_of_equal.setdefault((child.params, child.children), []).append(int(child.name))
     named_children = [child for child in children if not child.name.isdigit()]
     return [
-        ModuleSize(spans(indices), params, len(indices), grandchildren)
+        ModuleSize(index_ranges(indices), params, len(indices), grandchildren)
         for (params, grandchildren), indices in indices_of_equal.items()
     ] + named_children
 

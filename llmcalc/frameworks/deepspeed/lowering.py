@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...flow.program import Step
-from ...flow.tree import Use
+from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import Frame, Path
@@ -60,7 +60,7 @@ class GatheringProfile(Eager):
             if parameter.full_param.leaf
         ]
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the parameters of a module that no pass reads."""
         weights = super().unread_parameters(name, parameter_use)
         if self.coordinator is None:

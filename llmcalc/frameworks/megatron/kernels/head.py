@@ -41,7 +41,7 @@ class HeadKernels(ElementwiseKernels):
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
-        key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
+        key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
         if key not in self.weights:
             self.weights[key] = self.with_role("positions", lambda: self.table(operation))
         return self.weights[key]
@@ -168,7 +168,7 @@ class HeadKernels(ElementwiseKernels):
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(module_scope, module)
 
-    def do_also(self, operation: Step) -> None:
+    def do_second_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.ins[0])
         self.further_outputs.append(self.loss_of(logits))

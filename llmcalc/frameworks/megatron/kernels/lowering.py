@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ....algebra import Number
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
@@ -508,9 +508,9 @@ class RankKernels(Lowering):
         """Allocates a norm's statistics, one fp32 number per row."""
         return self.graph.new_tensor((rows, 1), FLOAT32)
 
-    def extent(self, shape: Any) -> Number:
+    def element_count(self, shape: Any) -> Number:
         """Returns the number of elements of a shape on this rank."""
-        return extent(shape)
+        return element_count(shape)
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
