@@ -95,11 +95,11 @@ class EstimateErrors(NamedTuple):
     under: float
     over: float = 1.0
 
-    def least(self, bytes: int) -> int:
+    def lower_bound(self, bytes: int) -> int:
         """Returns a lower bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes - int(self.under * bytes)
 
-    def most(self, bytes: int) -> int:
+    def upper_bound(self, bytes: int) -> int:
         """Returns an upper bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes + int(self.over * bytes)
 

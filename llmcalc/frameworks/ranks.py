@@ -134,7 +134,7 @@ class Cluster:
         """
         if self.layout.is_two_way:
             return self._rank_of_each_stage
-        layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
+        layer_names = [layer_name for _, stack in self.spec.stacks() for layer_name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
             chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
@@ -259,7 +259,7 @@ class Cluster:
 def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, nbytes: int) -> DeviceMemory:
     """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
 
-    def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
+    def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + nbytes}
 
     tensors, *other_terms = memory.terms
@@ -271,9 +271,9 @@ def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, n
         reserved_bytes=memory.reserved_bytes + nbytes,
         device_bytes=memory.device_bytes + nbytes,
         peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + nbytes),
-        by_kind=kinds(memory.by_kind),
+        by_kind=with_frozen_bytes(memory.by_kind),
         timeline=tuple(point._replace(bytes=point.bytes + nbytes) for point in memory.timeline),
-        moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
+        moments={phase: with_frozen_bytes(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
         terms=(tensors, Term(frozen.name, nbytes, "estimate", frozen.source), *other_terms),
     )
 

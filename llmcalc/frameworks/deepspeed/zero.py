@@ -25,7 +25,7 @@ DOUBLE = 8
 """Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
-def number_format(name: str | None, default: Dtype) -> Dtype:
+def number_format(deepspeed_name: str | None, default: Dtype) -> Dtype:
     """Returns the number format of a DeepSpeed format name (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
@@ -35,9 +35,9 @@ def number_format(name: str | None, default: Dtype) -> Dtype:
         "float": "float32",
         "half": "float16",
     }
-    if name is None:
+    if deepspeed_name is None:
         return default
-    short_name = name.removeprefix("torch.")
+    short_name = deepspeed_name.removeprefix("torch.")
     return DTYPES[names.get(short_name, short_name)]
 
 
@@ -115,7 +115,7 @@ class ZeroRun(TrainingRun):
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
         states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
-        return sum(int(size) for name, size in states.items() if name != "step")
+        return sum(int(state_bytes) for state_name, state_bytes in states.items() if state_name != "step")
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:

@@ -32,13 +32,13 @@ class Float8:
     skips: tuple[str, ...] = ("output",)
     skips_small: bool = False
 
-    def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: torchtitan's module name. rows, columns: unsharded shape.
+    def converts(self, layer_name: str, rows: int, columns: int) -> bool:
+        """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in name for skipped_text in self.skips):
+        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in layer_name for skipped_text in self.skips):
             return False
         if not self.skips_small:
             return True

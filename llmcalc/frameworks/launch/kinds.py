@@ -40,18 +40,18 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 
 
 def _program(
-    folder: str, program: str, version: str, title: str = "", name: str = "", **functions: str
+    folder: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
-    title, name: as in `LaunchFile`; by default a config of the program, and its folder.
+    title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
     functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
     functions = functions or {"matches": f"config_file:is_{folder}", "read": f"config_file:read_{folder}"}
     package = f"{FRAMEWORKS}.{folder}"
     readers: dict[str, Any] = {field: FromFile(package, place) for field, place in functions.items()}
-    kind = name or folder.replace("_", "-")
+    kind = kind_name or folder.replace("_", "-")
     return folder, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
 

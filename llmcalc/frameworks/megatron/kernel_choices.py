@@ -141,7 +141,7 @@ def loss(settings: MegatronSettings) -> Loss:
     return settings.cross_entropy_fusion_impl
 
 
-def choices_of(settings: MegatronSettings) -> RankChoices:
+def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernel choices of a run's ranks."""
     capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
@@ -162,11 +162,11 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         fuses_gradient_accumulation=not settings.no_gradient_accumulation_fusion,
         bias_activation=not (
             settings.no_bias_swiglu_fusion
-            if settings.gated
+            if settings.has_gate
             else settings.no_bias_gelu_fusion or settings.disable_bias_linear
         ),
         rope_fusion=not settings.no_rope_fusion,
-        mla_fusion=not settings.no_rope_fusion and settings.positions == "rope",
+        mla_fusion=not settings.no_rope_fusion and settings.position_type == "rope",
         user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
         scales_logits=settings.scales_logits,
         loss_implementation=loss(settings),
@@ -195,8 +195,8 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         recompute_layers=settings.recompute_num_layers or 1,
         recompute_kinds=frozenset(
             network_kind
-            for name, network_kind in NETWORKS.items()
-            if name in settings.recomputed_modules or (name == "moe" and settings.moe_layer_recompute)
+            for choice_field, network_kind in NETWORKS.items()
+            if choice_field in settings.recomputed_modules or (choice_field == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,
@@ -231,7 +231,7 @@ def cublas_workspace(settings: MegatronSettings) -> int:
     return LARGE_WORKSPACE if has_large_workspace else WORKSPACE
 
 
-def engine_workspace(settings: MegatronSettings) -> int:
+def engine_workspace_bytes(settings: MegatronSettings) -> int:
     """Returns the bytes of Transformer Engine's cuBLAS workspace."""
     return ENGINE_WORKSPACE_BEFORE if is_ampere(settings.gpu) else ENGINE_WORKSPACE
 

@@ -48,12 +48,12 @@ class DeltaKernels(MambaKernels):
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, module_scope: Scope, core: Step) -> None:
+    def _run_delta_mixer(self, module_scope: Scope, core_scope: Step) -> None:
         """Runs Megatron-Core's GatedDeltaNet.forward."""
-        aten, op, batch = self.t, core.op, self.run_config.batch
+        aten, op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         operations = steps_by_name(module_scope)
-        widths = [operations[name].outs[0].width for name in PROJECTIONS]
+        widths = [operations[projection].outs[0].width for projection in PROJECTIONS]
         query_projection = operations[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
         x = self.tensor_of(input_value)

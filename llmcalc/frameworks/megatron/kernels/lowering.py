@@ -150,38 +150,38 @@ class PersistentTensors:
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _keep_workspace(self, operation_name: str, size: Number) -> None:
+    def _keep_workspace(self, operation_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `operation_name` on first use."""
-        if size and operation_name not in self.workspaces:
+        if workspace_bytes and operation_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
-                self.workspaces[operation_name] = Storage(self.meter, size)
+                self.workspaces[operation_name] = Storage(self.meter, workspace_bytes)
             self.shared[operation_name] = [self.workspaces[operation_name].block]
 
-    def grow_gather_buffer(self, size: Number) -> None:
+    def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
-        if self.gather_buffer is None or self.gather_buffer.bytes < size:
+        if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with counted_as(self.meter, "communication"):
-                self.gather_buffer = Storage(self.meter, size)
+                self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
-    def defers_gradient(self, limit: int | None) -> bool:
+    def defers_gradient(self, most_deferred: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
 
-        limit: `RankChoices.wgrad_deferral_limit`.
+        most_deferred: `RankChoices.wgrad_deferral_limit`.
         """
-        return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
+        return most_deferred is not None and (most_deferred == 0 or len(self.deferred_gradients) < most_deferred)
 
-    def drain(self, ranks: int) -> None:
+    def drain_deferred_gradients(self, ranks: int) -> None:
         """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
 
         Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
-        for i in range(len(self.deferred_gradients)):
+        for layer_index in range(len(self.deferred_gradients)):
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
-            name, size = f"mpu_{i % 2}", layer_input.bytes * ranks
-            if ranks > 1 and name not in self.drain_buffers:
+            buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * ranks
+            if ranks > 1 and buffer_name not in self.drain_buffers:
                 with counted_as(self.meter, "communication"):
-                    self.drain_buffers[name] = Storage(self.meter, size)
+                    self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
     def keep_causal_mask(self, tokens: Number) -> None:
@@ -342,7 +342,7 @@ class RankKernels(Lowering):
             return
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
-        def run(arguments: Sequence[Tensor]) -> Tensor:
+        def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
@@ -357,7 +357,7 @@ class RankKernels(Lowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.checkpoint(run, [self.tensor_of(module_input)])
+        output = self.checkpoint(run_module, [self.tensor_of(module_input)])
         if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
         self.bind(module_output, output)
@@ -368,22 +368,22 @@ class RankKernels(Lowering):
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        start, module_scope = len(self.ordered_parameters), module_call.scope
+        first, module_scope = len(self.ordered_parameters), module_call.scope
         super()._module(module_call)
-        parameters = self.ordered_parameters[start:]
+        parameters = self.ordered_parameters[first:]
         if not parameters and not self.later_parameters:
             return
-        kind = module_scope.about.get("kind")
+        module_kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
-            self.ordered_parameters[start:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
-        elif kind == "shared_expert":
+            self.ordered_parameters[first:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
+        elif module_kind == "shared_expert":
             self.later_parameters += parameters
-            del self.ordered_parameters[start:]
-        elif kind == "pooler":
+            del self.ordered_parameters[first:]
+        elif module_kind == "pooler":
             pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
             self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
-            del self.ordered_parameters[start:]
-        elif kind in ("experts", "lm_head") and module_scope.argument is not None:
+            del self.ordered_parameters[first:]
+        elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 
