@@ -383,7 +383,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts a pipeline stage's parameters; `dense` includes the routed experts."""
+        """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         tree_nodes = [

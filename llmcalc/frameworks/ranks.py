@@ -64,7 +64,7 @@ class Cluster:
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the memory of a layout's devices. framework: record or name; other arguments as of `RunOnRanks`.
+        """Returns the memory of a layout's devices. framework: record or name.
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
@@ -103,7 +103,7 @@ class Cluster:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """One rank of every pipeline stage, plus the last rank; in a long pipeline, only ranks that may need the most.
+        """One rank of every pipeline stage and the last rank, or in a long pipeline the ranks that may need the most.
 
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
@@ -199,7 +199,7 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of allocated bytes; another rank may reserve more bytes."""
+        """The rank with the largest peak of allocated bytes, which may reserve fewer bytes than another rank."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
@@ -292,5 +292,5 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
-    """Returns the memory of the rank that needs the most device memory; the first of several equal ranks."""
+    """Returns the memory of the first rank that needs the most device memory."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

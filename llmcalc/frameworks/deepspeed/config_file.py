@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed JSON config. The model comes from elsewhere; Hugging Face's Trainer sets "auto" values.
+"""Reads a DeepSpeed JSON config, whose "auto" values Hugging Face's Trainer sets.
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's

@@ -130,7 +130,7 @@ class GatheringProfile(Eager):
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, module_call: Frame) -> None:
-        """Runs a module of the program between gathering and release of the module's parameters."""
+        """Runs a module of the program between the all-gather and the release of the module's parameters."""
         if self.coordinator is None:
             super()._module(module_call)
             return

@@ -212,7 +212,7 @@ class ParameterCoordinator:
             yield
 
     def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
-        """Starts an all-gather; several parameters share a buffer (`all_gather_coalesced`)."""
+        """Starts an all-gather, in which several parameters share a buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
         self.live_elements += sum(parameter.count for parameter in parameters)

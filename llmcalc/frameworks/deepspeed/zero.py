@@ -83,7 +83,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; the others need as much memory as the last."""
+        """Runs the first micro-batch of a step and the last one, which represents all others."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -111,7 +111,7 @@ class ZeroRun(TrainingRun):
         raise NotImplementedError
 
     def host_state_bytes(self, elements: int) -> int:
-        """Returns the host bytes of fp32 optimizer states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
+        """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
         states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states

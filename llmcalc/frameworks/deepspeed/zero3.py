@@ -30,7 +30,7 @@ NORM_BUFFER = 250_000_000
 
 
 class Stage3Run(ZeroRun):
-    """Training steps of one rank under ZeRO stage 3; all ranks need the same memory."""
+    """Training steps of one rank under ZeRO stage 3, which represents all ranks."""
 
     profile = GatheringProfile
     lowering: GatheringProfile
@@ -193,7 +193,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a gradient shard on the host; the last micro-batch adds its fp32 norm (`partition_grads`)."""
+        """Accumulates a gradient shard on the host, in the last micro-batch with its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return

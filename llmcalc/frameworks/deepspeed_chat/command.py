@@ -65,7 +65,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the actor's training in step 3, with the other models."""
+    """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
     step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
     target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)

@@ -76,7 +76,7 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
-    """Returns the actor's three companion models. ranks: the number of devices."""
+    """Returns the critic, reference and reward models beside the actor. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"

@@ -132,7 +132,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, group_name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the sharded 4-bit codes of a quantized weight; the unsharded scales are on every rank.
+        """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
@@ -205,7 +205,7 @@ class FsdpProfile(RingAttention):
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs at the moment; `MODEL` outside of layers."""
+        """The layer that runs at the moment, or `MODEL` outside of layers."""
         names: list[str] = []
         for module_call in self.frames[1:]:
             names += [module_call.scope.name] if module_call.scope.name else []
@@ -243,7 +243,7 @@ class FsdpProfile(RingAttention):
         return output
 
     def step(self, operation: Step) -> None:
-        """Runs an operation of the program; the embedding may be a separate group."""
+        """Runs an operation of the program, for an embedding with the all-gather of its FSDP group."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(operation)
@@ -254,7 +254,7 @@ class FsdpProfile(RingAttention):
         embedding_group.post_forward([self.tensor_of(operation.outs[0])])
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module of the program; the output head may be a separate group."""
+        """Runs a module of the program, for an output head with the all-gather of its FSDP group."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
             super().module(module_call)
@@ -325,7 +325,7 @@ class FsdpProfile(RingAttention):
         return self.t.index_select(rows, self.t.new_tensor((rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
-        """Returns the rows that an all-to-all receives; its backward pass is another one."""
+        """Returns the rows that an all-to-all receives, whose gradient another all-to-all sends back."""
         return record(
             self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
         )
@@ -338,7 +338,7 @@ def groups_of_layer(groups: Mapping[Layer, Group], layer: Layer) -> list[Group]:
 
 
 def torchtitan_name(layer_path: str) -> str:
-    """Returns torchtitan's path of a linear layer; other paths stay unchanged."""
+    """Returns torchtitan's path of a linear layer, and other paths unchanged."""
     *parent_names, last_name = layer_path.split(".")
     return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else layer_path
 

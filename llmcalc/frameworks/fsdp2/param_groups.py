@@ -326,7 +326,7 @@ class Group:
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
-        """Allocates an unsharded parameter; a single rank casts the shard first."""
+        """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
         sharding = self.sharding
         if sharding.shards == 1 and sharding.offloads:
             with counted_as(self.traffic.meter, "communication"):

@@ -144,7 +144,7 @@ class ShardedChunk(Chunk):
         return output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`; older torch versions keep the sent gradient."""
+        """Runs the backward pass of micro-batch `i`, after which older torch versions keep the sent gradient."""
         grads_input = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and grads_input is not None:
             self.received[i].grad = grads_input
@@ -270,7 +270,7 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; schedules after the second repeat the second."""
+        """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 

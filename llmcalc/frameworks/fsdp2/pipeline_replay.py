@@ -62,11 +62,11 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the position of a pass in its schedule, at most 2; plus 3 after the first schedule."""
+        """Returns the position of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass; passes with equal cases have the same memory events."""
+        """Returns a key of a forward pass, which is equal for passes with the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -255,7 +255,7 @@ def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRan
 def _rehearsed_traces(
     setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Records passes and returns events by case. stacks: per chunk, the stacks shortened to few layers."""
+    """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = PlayedRank(setup, recorder := Recorder())

@@ -236,7 +236,7 @@ def sharded_launch(
     reshard: bool = True,
     **fields: Any,
 ) -> Launch:
-    """Returns the FSDP2 run of a program on several devices; on one device, a run in plain PyTorch.
+    """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
     reshard: whether a layer's weights are freed after its forward pass; true by default.

@@ -331,7 +331,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
-    """Returns the number of accumulated batches per step; each batch runs the pipeline schedule once."""
+    """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     full_key, global_batch = job_config.find_key("global_batch_size", "training")
     batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, least=-1)

@@ -268,7 +268,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; one micro-batch stands for several identical ones."""
+        """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
@@ -317,7 +317,7 @@ def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
 
 
 def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stacks: Sequence[str]) -> None:
-    """Sets that each layer gathers the next one ahead, in both passes, and all groups of it.
+    """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """

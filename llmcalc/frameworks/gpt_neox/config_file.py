@@ -266,7 +266,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`); gated networks have 2/3 width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):

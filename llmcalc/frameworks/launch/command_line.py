@@ -88,7 +88,7 @@ def typed_launch(text: str) -> TypedLaunch:
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file of this name exists; false for a name that no file can have."""
+    """Whether a file of this name exists, which is false for a name that no file can have."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):
@@ -169,7 +169,7 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
 
 
 def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value; skips other words."""
+    """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
     overrides: dict[str, Any] = {}
     for command_word in command_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)

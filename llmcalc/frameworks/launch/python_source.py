@@ -230,7 +230,7 @@ class Configurations:
         return _comparison_result(node.ops[0], left, right)
 
     def _plain_value(self, node: ast.expr, variables: Config, configs: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration; `.lower()` gives small letters."""
+        """Returns the value of an expression that builds no configuration, also after `.lower()`."""
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
                 plain_text = self._plain_value(node.func.value, variables, configs)
@@ -263,7 +263,7 @@ class Configurations:
             raise RecursionError
 
     def evaluate(self, node: ast.expr, variables: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression builds; for a plain value, a table with an empty path."""
+        """Returns the configuration that an expression builds, or a plain value in a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

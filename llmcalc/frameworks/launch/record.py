@@ -498,7 +498,7 @@ MOST_LISTED = 12
 
 @contextmanager
 def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
-    """Returns a context in which a file is read; errors inside begin with the file's name."""
+    """Returns a context in which a file is read, with the file's name before every error."""
     name_in_errors = source_file.where
     try:
         yield LaunchReader(source_file)

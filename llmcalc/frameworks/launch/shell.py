@@ -288,7 +288,7 @@ class StatementReader(WordReader):
         self.branches.append(branch)
 
     def loop_block(self, variable: str, values: list[str]) -> Branch:
-        """Returns the body of a shell loop over values; if the user sets the loop variable, it has only that value."""
+        """Returns the block of a shell loop over values, or over the one value that the user has set."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
@@ -389,7 +389,7 @@ class StatementReader(WordReader):
             self.script.variables[name] = value.strip()
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
-        """Adds a command to the script; for `sh -c`, reads the quoted script instead."""
+        """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
         self.script.words += len(command_words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")

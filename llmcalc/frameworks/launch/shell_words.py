@@ -295,7 +295,7 @@ class WordReader:
         )
 
     def command_output(self, text: str) -> str:
-        """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
+        """Returns the output of `expr` and of `echo` with known words, or a mark for other commands."""
         command_name, _, arguments = text.partition(" ")
         if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
             arithmetic_text = self.expand_nested_text(
@@ -309,7 +309,7 @@ class WordReader:
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, argument_number: int) -> str:
-        """Returns the script's positional argument `argument_number`, from 1; unresolved if it was not typed."""
+        """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing = max(self.script.missing, argument_number)
@@ -414,7 +414,7 @@ class WordReader:
         return document_text
 
     def evaluate_arithmetic(self, text: str) -> str:
-        """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
+        """Returns the value of an arithmetic expression of whole numbers, or a mark if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 
         result_value = value_of(text, self.script.variables)

@@ -173,7 +173,7 @@ class _ValueBuilder:
         }
 
     def merged_tables(self, node: Any) -> list[dict[str, Any]]:
-        """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""
+        """Returns the YAML mappings that `<<` merges, in the order of precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
         if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")

@@ -130,7 +130,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
+    """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
@@ -317,8 +317,9 @@ def pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients.
+    """Returns KTO's batch settings, whose samples are single sequences.
 
+    Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
     add_reference(reader, run_settings, reference)
@@ -426,8 +427,9 @@ def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> T
 
 
 def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any]:
-    """Returns the settings of Liger-Kernel, which replaces norms, gated activations and the loss with the head unless a
-    table says less. A loss of logits is that of the fp32 copy which transformers makes.
+    """Returns the settings of Liger-Kernel, which replaces norms, gated activations, and the head with the loss.
+
+    A table may name fewer of them. A loss of logits is that of the fp32 copy which transformers makes.
 
     liger_kernels: the arguments of `_apply_liger_kernel_to_instance`; empty for the defaults.
     """

@@ -114,7 +114,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
-    """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
+    """Returns the number formats of the run and of gradient reduction, by `mixed_precision`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
         raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")

@@ -326,7 +326,7 @@ def value_of(reader: LaunchReader, flag: str, value_type: Any, written_value: An
 
 
 def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | None:
-    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
+    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean, or None."""
     if written_value in (True, None, "") or written_value == []:
         return True
     if written_value is False:

@@ -31,7 +31,7 @@ ARGUMENTS = {
 
 
 def _recompute_arguments(setting: Any) -> dict[str, Any]:
-    """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
+    """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
     removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if setting == "none":
         return removals
@@ -138,7 +138,7 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
 
 
 def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the file's arguments with changed values; None removes an argument."""
+    """Returns the file's arguments with changed values, without those whose new value is None."""
     table_key, arguments_table = _find_arguments(config)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {

@@ -357,7 +357,7 @@ class RankRun:
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
-        """Runs the optimizer's step; the first step allocates the states."""
+        """Runs the optimizer's step, which allocates the states in the first step."""
         settings = self.settings
         self.meter.place = Place("step")
         is_precision_aware = settings.use_precision_aware_optimizer
@@ -410,7 +410,7 @@ class RankRun:
         return tensors
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
-        """Runs `forward_step`; on the last stage the output is the loss."""
+        """Runs `forward_step`, whose output on the last stage is the loss."""
         self.meter.place = Place("forward")
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
@@ -473,7 +473,7 @@ class RankRun:
         backward(self.graph, output.end, gradient)
 
     def receive_hidden(self) -> Tensor:
-        """Returns the hidden states received from the previous stage; the tensor also stores their gradient."""
+        """Returns the hidden states received from the previous stage, with a place for their gradient."""
         self.meter.place = Place("forward", path="receive")
         x = self._new_hidden()
         tensor_reference = ref(x)
@@ -504,7 +504,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; later micro-batches repeat the last replayed one."""
+        """The number of micro-batches to replay, the last of which represents all later micro-batches."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)

@@ -60,7 +60,7 @@ class RecordedChunk:
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
     ) -> dict[PassCase, PassTrace]:
-        """Returns case of passes → memory events, renumbered for chunk `chunk_number`.
+        """Returns the memory events of each kind of pass, renumbered for chunk `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -98,7 +98,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns pass case → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.

@@ -12,7 +12,7 @@ STEPS = 3, 3
 
 
 def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
-    """Returns the recorded passes of each case of a rank, after the set-up of the rank.
+    """Returns the recorded passes of a rank by kind of pass, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,

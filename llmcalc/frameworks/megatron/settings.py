@@ -78,12 +78,12 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def tokens(self) -> int:
-        """The tokens per sequence; in an encoder-decoder the tokens of the encoder."""
+        """The tokens per sequence, in an encoder-decoder those of the encoder."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
     def ffn_width(self) -> int:
-        """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
+        """The width of a dense feed-forward network, by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         hidden_size = self.hidden_size or 0
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_experts_by_layer(self) -> tuple[bool, ...]:
-        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
+        """Whether each layer has experts, which with a frequency N is the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         frequency = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_delta_rule_by_layer(self) -> tuple[bool, ...]:
-        """For each layer, whether it has Gated DeltaNet; with a frequency N, every N-th layer has attention instead.
+        """Whether each layer has Gated DeltaNet, which with a frequency N is every layer but the N-th.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """

@@ -96,7 +96,7 @@ TRAINING = ("sft", "pt", "main", "rlhf")
 
 
 def trains(command_line: CommandLine) -> bool:
-    """Whether a command of ms-swift trains; its other commands prepare data, serve, or convert weights."""
+    """Whether a command of ms-swift trains, instead of preparing data, serving or converting weights."""
     return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
 
 

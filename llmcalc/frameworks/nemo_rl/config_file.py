@@ -212,7 +212,7 @@ REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
 
 
 def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`; `${a.b}` and `${mul:a, b}` have their values."""
+    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`, with `${a.b}` and `${mul:a, b}` resolved."""
     flat_config: dict[str, Any] = {}
 
     def add_flattened(nested_table: Table, prefix: str) -> None:
@@ -248,7 +248,7 @@ def _check_keys(reader: LaunchReader, policy: Table) -> None:
 
 
 def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -> int:
-    """Returns the number of devices that train; those of separate rollouts are left out."""
+    """Returns the number of devices that train, without those of separate rollouts."""
     nodes, node_devices = "cluster.num_nodes", "cluster.gpus_per_node"
     world_size = reader.node_devices(flat_config, nodes, node_devices)
     if policy.get("generation.colocated.enabled") is not False:
@@ -281,7 +281,7 @@ def _batch_settings(reader: LaunchReader, policy: Table, replicas: int) -> dict[
 
 
 def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
-    """Returns the run under FSDP2: shards in fp32, gradients reduced in fp32; on one device, autocast without FSDP2."""
+    """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
     tp = reader.size(policy, "dtensor_cfg.tensor_parallel_size", 1)
     cp = reader.size(policy, "dtensor_cfg.context_parallel_size", 1)
     replicas = reader.size(policy, "dtensor_cfg.dp_replicate_size", 1)

@@ -1,5 +1,4 @@
-"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, `train_sft`, `train_dpo`,
-`train_rm`, `train_kto`.
+"""Reads commands of OpenRLHF: fine-tuning, and the actor's training in reinforcement learning (`train_ppo_ray`).
 
 Source: OpenRLHF 0.11.0 (3c3be623): openrlhf/cli/train_ppo_ray.py and train_sft.py for arguments and defaults,
 openrlhf/utils/deepspeed/deepspeed_utils.py, `get_train_ds_config`, for the DeepSpeed config. Versions before 0.10 named
@@ -150,7 +149,7 @@ def _actor_devices(reader: LaunchReader, config: Table) -> int:
 def _pair_settings(
     reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Doubles the micro-batch for pairs of answers, and returns the loss settings; KTO has single answers."""
+    """Doubles the micro-batch for pairs of answers, except for KTO, and returns the loss settings."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
     if loss == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))

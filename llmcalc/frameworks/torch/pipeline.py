@@ -175,7 +175,7 @@ class Chunk(TrainingRun):
         return self.compute_loss(output) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
-        """Hook after the last backward pass of a step; does nothing without sharding."""
+        """Hook after the last backward pass of a step, which does nothing without sharding."""
 
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
@@ -184,7 +184,7 @@ class Chunk(TrainingRun):
         return compute_losses() if self.passes is None else self.passes.loss(self.number, output, compute_losses)
 
     def _compute_losses(self, output: Tensor) -> Tensor:
-        """Computes the loss; without a language-model head, a scalar whose gradient has the output's shape."""
+        """Computes the loss, or without a language-model head a scalar whose gradient has the output's shape."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
         new_tensor = self.graph.new_tensor
@@ -343,7 +343,7 @@ class RankRun:
                     chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
-        """Hook before action `i` of the schedule; does nothing without sharding."""
+        """Hook before action `i` of the schedule, which does nothing without sharding."""
 
     def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""

@@ -67,7 +67,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
-    """Returns the number of micro-batches to replay on the allocator; the tensors of all micro-batches count.
+    """Returns the number of micro-batches to replay on the allocator.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """

@@ -287,7 +287,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
 
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py; trainer/config/model, `lora`)."""
+    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py)."""
     section = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
         raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section}.rank for Megatron-Core")

@@ -29,7 +29,7 @@ class AdapterKernels(DiscardedKernels):
     # --- layers with an adapter ---------------------------------------------------------------------------------------
 
     def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs a column-parallel layer; its adapter reads the output of the norm that is fused with it."""
+        """Runs a column-parallel layer whose adapter reads the output of the norm that is fused with the layer."""
         adapters = self.adapter_of(operation)
         if adapters is None:
             return super().column_linear(operation, x, width)
@@ -138,7 +138,7 @@ class AdapterKernels(DiscardedKernels):
         return self.dropout(x) if adapters.dropout else x
 
     def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs a Megatron-Core linear layer on rows that no rank divides; all-reduces are in place."""
+        """Runs a Megatron-Core linear layer on rows that no rank divides, with all-reduces in place."""
         self.persistent.use_torch_workspace("forward")
         output, shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 

@@ -52,7 +52,7 @@ class AttentionKernels(LinearKernels):
             self.bind(cache_entry, self.tensor_of(new_entry))
 
     def tensor_of(self, value: Value) -> Tensor:
-        """Returns the tensor of a value; for a view, its base tensor."""
+        """Returns the tensor of a value, or a view's base tensor."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -242,7 +242,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(output) if has_several_sequences else output
 
     def transpose_batch(self, x: Tensor) -> Tensor:
-        """Returns a copy with swapped batch and token axes; the backward pass copies the gradient too."""
+        """Returns a copy with swapped batch and token axes, whose gradient is copied too."""
         return self.copy_reordered("transpose", x, x.shape)
 
     def unfused_attention(

@@ -20,7 +20,7 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 
 
 class ExpertKernels(HeadKernels):
-    """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
+    """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
@@ -186,7 +186,7 @@ class ExpertKernels(HeadKernels):
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies token rows to other ranks or into another order; the backward pass copies the gradient back."""
+        """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
@@ -555,7 +555,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
-        """Computes act(gate) · up · probability in one kernel; without a gate act(x) · probability."""
+        """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
         output, probs_format = autograd_graph.new_tensor((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 

@@ -162,7 +162,7 @@ class Fp8Kernels(DeltaKernels):
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight at the first use; the copy stays allocated."""
+        """Allocates the 8-bit copy of a weight at the first use, which is never freed."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 

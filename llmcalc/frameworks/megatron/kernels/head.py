@@ -175,7 +175,7 @@ class HeadKernels(ElementwiseKernels):
         self.logits = [logits.detached()]
 
     def do_linear(self, operation: Step) -> None:
-        """Runs a linear layer; a multi-token-prediction module's input projection has its own kernel."""
+        """Runs a linear layer, or the input projection of a multi-token-prediction module."""
         if (
             self.in_multi_token_prediction
             and self.frames[-1].scope.about.get("kind") == "mtp"
@@ -226,7 +226,7 @@ class HeadKernels(ElementwiseKernels):
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def loss_of(self, logits: Tensor) -> Tensor:
-        """Computes the loss of each token; the caller sums the losses."""
+        """Computes the loss of each token, which the caller sums."""
         if self.rank_choices.loss_implementation == "te":
             return self._engine_loss(logits)
         return self._core_loss(logits)

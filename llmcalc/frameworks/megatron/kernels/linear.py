@@ -283,7 +283,7 @@ class LinearKernels(RankKernels):
         ]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs a row-parallel layer and reduces the output over ranks; the next addition adds the layer's bias."""
+        """Runs a row-parallel layer without its bias, and reduces the output over ranks."""
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
@@ -314,7 +314,7 @@ class LinearKernels(RankKernels):
         return output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs RowParallelLinear; its reduction over ranks is a separate node."""
+        """Runs RowParallelLinear, whose reduction over ranks is a separate graph node."""
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         output = self.new_tensor(rows, n_out)
@@ -334,7 +334,7 @@ class LinearKernels(RankKernels):
         return self.unsharded_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
 
     def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Runs the product of an unsharded weight; a frozen weight's product saves no input."""
+        """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
         output = self.new_tensor(rows, weight.shape[0])

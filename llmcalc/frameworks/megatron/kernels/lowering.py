@@ -158,7 +158,7 @@ class PersistentTensors:
             self.shared[operation_name] = [self.workspaces[operation_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
-        """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
+        """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with counted_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
@@ -426,12 +426,12 @@ class RankKernels(Lowering):
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
-        """Copies a tensor into another order or to other ranks; the backward pass copies the gradient back."""
+        """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
         new, input_shape = self.graph.new_tensor, x.shape
         return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a function and saves only its arguments; the backward pass recomputes it.
+        """Runs a function that saves only its arguments, and is recomputed in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
@@ -514,7 +514,7 @@ class RankKernels(Lowering):
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
-    """Yields a module's operations without submodules; of alternative branches, the first."""
+    """Yields a module's operations without submodules, and of alternative branches the first."""
     for item in module_scope.items:
         if isinstance(item, Step):
             yield item

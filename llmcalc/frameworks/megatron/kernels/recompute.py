@@ -231,7 +231,7 @@ class DiscardedKernels(SparseKernels):
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs a module's operations; `mla_up_proj` frees and recomputes the up-projections of latents."""
+        """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
