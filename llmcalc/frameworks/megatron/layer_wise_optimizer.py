@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .param_and_grad_buffer import (
@@ -20,7 +21,6 @@ from .param_and_grad_buffer import (
     Range,
     is_updated_by_muon,
     optimizer_updates,
-    round_up,
     shard_index,
 )
 from .settings import MegatronSettings

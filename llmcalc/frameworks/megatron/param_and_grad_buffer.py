@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .settings import MegatronSettings
@@ -56,11 +57,6 @@ class Buffer:
     def is_fp8(self) -> bool:
         """Whether the buffer's weights are stored in 8 bits."""
         return self.parameters[0].is_fp8
-
-
-def round_up(number: int, multiple: int) -> int:
-    """Rounds a number up to a multiple."""
-    return -(-number // multiple) * multiple
 
 
 def make_buffer(

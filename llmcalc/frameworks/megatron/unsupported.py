@@ -80,10 +80,22 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
-    gpu = megatron_settings.gpu.upper()
-    is_blackwell = any(argument_name in gpu for argument_name in ("B100", "B200", "B300"))
-    supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}
-    return supported_recipes.get(megatron_settings.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+    generation = gpu_generation(megatron_settings.gpu)
+    blocks = "mxfp8" if generation == "blackwell" else "blockwise"
+    return generation != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", blocks)
+
+
+def gpu_generation(gpu: str) -> str:
+    """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
+    return next((name for name, gpus in GENERATIONS.items() if any(model in gpu.upper() for model in gpus)), "")
+
+
+GENERATIONS = {
+    "ampere": ("A100", "A800"),
+    "hopper": ("H100", "H200", "H800", "H20"),
+    "blackwell": ("B100", "B200", "B300"),
+}
+"""NVIDIA's generation → parts of the names of its GPUs for data centres."""
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {

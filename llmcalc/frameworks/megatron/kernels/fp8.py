@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algebra import Number, ceil_div, exact_div
+from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
@@ -32,11 +32,6 @@ class Quantized(NamedTuple):
 
     rows: list[Tensor]
     columns: list[Tensor]
-
-
-def round_up(n: Number, multiple: int) -> Number:
-    """Rounds a number up to a multiple."""
-    return ceil_div(n, multiple) * multiple
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:

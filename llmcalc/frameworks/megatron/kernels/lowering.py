@@ -101,6 +101,22 @@ GATHER_BUFFER = "gather buffer"
 """Key of the buffer that gathered tensors share, in `PersistentTensors.shared`."""
 
 
+def detached_argument(
+    autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, saved_argument: Tensor | None
+) -> Tensor:
+    """Returns a detached argument of a recomputed function, whose gradient is stored in `argument_gradients`."""
+    assert saved_argument is not None
+    argument = saved_argument.detached()
+
+    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        argument_gradients[i] = output_gradient
+        return (None,)
+
+    leaf = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
+    argument.node = Node(autograd_graph, "argument", (leaf,), store_gradient)
+    return argument
+
+
 class PersistentTensors:
     """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
 
@@ -444,25 +460,14 @@ class RankKernels(Lowering):
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
-
-            def detached_argument(i: int) -> Tensor:
-                """Returns a saved argument, detached, whose gradient is stored."""
-                saved_argument = saved_tensors[i]
-                assert saved_argument is not None
-                argument = saved_argument.detached()
-
-                def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-                    argument_gradients[i] = output_gradient
-                    return (None,)
-
-                argument.node = Node(
-                    autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
-                )
-                return argument
-
             enabled, autograd_graph.enabled = autograd_graph.enabled, True
             outer_place = autograd_graph.meter.place
-            output = compute([detached_argument(i) for i in range(len(saved_tensors))])
+            output = compute(
+                [
+                    detached_argument(autograd_graph, argument_gradients, i, saved_tensor)
+                    for i, saved_tensor in enumerate(saved_tensors)
+                ]
+            )
             backward(autograd_graph, output, output_gradient)
             autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]

@@ -14,7 +14,7 @@ from ....flow.value import Value
 from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
 from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
-from .lowering import Gradients, SavedTensors, UncountedMeter
+from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseKernels
 
 Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -54,7 +54,7 @@ class DiscardedOutputs:
         enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         self.recomputed = self.run(
-            [_detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+            [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
         autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
@@ -78,21 +78,6 @@ class DiscardedOutputs:
         del end_tensor
         autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
-
-
-def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
-    """Returns a detached argument whose gradient is stored in `argument_gradients`."""
-    argument = x.detached()
-
-    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-        """Stores the gradient of a recomputed part's argument."""
-        argument_gradients[i] = output_gradient
-        return (None,)
-
-    argument.node = Node(
-        autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
-    )
-    return argument
 
 
 class DiscardedKernels(SparseKernels):
