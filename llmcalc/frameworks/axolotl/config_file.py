@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, reading_of, size_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
     add_noise_note,
@@ -292,9 +292,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif flag:
         kernel_settings |= attention_settings(reader, flag, ATTENTION_FLAGS[flag])
     else:
-        kernel_settings |= attention_settings(
-            reader, "attn_implementation", reader.value(config, "attn_implementation", "sdpa")
-        )
+        kernel_settings |= default_attention(reader)
     if config.get("torch_compile") not in (None, False, "auto"):
         kernel_settings["compile"] = True
     return kernel_settings | _loss_settings(reader, config)
