@@ -227,7 +227,8 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     training_config = memory_estimate.training(cuda_runtime)
     if TOWERS.name in memory_estimate.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    version = version_date(training_run.version)
+    settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
     training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, version, settings)
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 

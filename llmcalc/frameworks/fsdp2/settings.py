@@ -6,6 +6,7 @@ at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these date
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from ...frozen import frozen
@@ -75,6 +76,10 @@ class TitanSettings:
     offloads: bool = False
 
 
-def titan_settings(own_settings: Any) -> TitanSettings:
-    """Returns torchtitan's settings of a run, or the defaults."""
-    return own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
+def titan_settings(own_settings: Any, precision: str | None = None) -> TitanSettings:
+    """Returns torchtitan's settings of a run, or the defaults.
+
+    precision: the training precision, of which fp8 converts linear layers as torchtitan's own recipe does.
+    """
+    settings = own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
+    return replace(settings, float8=Float8()) if precision == "fp8" and settings.float8 is None else settings

@@ -376,7 +376,8 @@ class LaunchReader:
         ranks = self.size(config, argument_name, 1)
         if world_size % ranks:
             raise self.wrong(
-                prefix + argument_name, f"{ranks} on {world_size} devices; expected a divisor, or other --devices"
+                prefix + argument_name,
+                f"{ranks} on {world_size} devices; expected --devices with a multiple of {ranks}",
             )
         if ranks > 1:
             self.notes.append(
