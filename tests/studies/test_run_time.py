@@ -366,7 +366,7 @@ def test_fp8_of_torch_is_an_estimate_of_sharded_layers(run: Any) -> None:
     words = "memory", "gpt2", "--fsdp", "8"
     answer = run(*words, "--precision", "fp8").out
     assert "fp8 products, fp32 master" in answer
-    assert "torchao's linear layers are counted as those of bf16" in answer
+    assert "torchao's products in float8, as those of bf16" in answer
     document = json.loads(run(*words, "--precision", "fp8", "--format", "json").out)
     term = next(term for term in document["memory"]["terms"] if term["name"] == "tensors")
     assert (term["status"], "float8" in term["witness"]) == ("estimate", True)
