@@ -31,7 +31,7 @@ from ..megatron.named_model import (
 )
 from .base_configs import BASE_CONFIGS
 
-ALGORITHMS = ("grpo", "dpo", "sft")
+ALGORITHMS = ("grpo", "dpo", "sft", "distillation")
 """Tables of the trainings that are modelled."""
 
 TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
@@ -39,7 +39,6 @@ TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", 
 
 REFUSED = {
     "ppo": "the value model of PPO",
-    "distillation": "the teacher of a distillation",
     "rm": "the head of rewards",
     "reward_model_cfg": "the head of rewards",
 }
@@ -140,6 +139,12 @@ ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 FP32_SHARDS = FrozenModel("nemo_rl/models/automodel/setup.py", "bfloat16", name="fp32 shards beyond 16 bits")
 """The other two bytes of frozen weights, whose shards are in fp32."""
 
+TEACHER_NOTE = (
+    "distillation: the update's loss is counted as that of SFT; the teacher, whose weights are on the host during the "
+    "update, and its own pass are not counted"
+)
+"""Source: nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`."""
+
 MOST_BASES = 8
 """Largest number of configs that build on one another."""
 
@@ -175,7 +180,9 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
         elif algorithm == "grpo":
             reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
-        rollout = _rollout(reader, values, policy) if algorithm == "grpo" else None
+        elif algorithm == "distillation":
+            reader.notes.append(TEACHER_NOTE)
+        rollout = _rollout(reader, values, policy) if algorithm in ("grpo", "distillation") else None
         framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
         return reader.launch(framework, launch_settings, target=target, rollout=rollout)
 
@@ -208,6 +215,7 @@ def _merged(base_config: Table, config: Table) -> dict[str, Any]:
 
 
 PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
+RELATIVE = re.compile(r"\$\{(\.{1,8})(\w+(?:\.\w+)*)\}")
 REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
 
 
@@ -220,7 +228,7 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             if isinstance(setting, Mapping):
                 add_flattened(setting, f"{prefix}{key}.")
             else:
-                flat_config[f"{prefix}{key}"[:150]] = setting
+                flat_config[f"{prefix}{key}"[:150]] = _with_full_names(setting, prefix.split("."))
 
     add_flattened({section: reader.table(config, section) for section in ("policy", "cluster", "loss_fn")}, "")
     for key, setting in flat_config.items():
@@ -231,6 +239,15 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             setting = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), setting)
         flat_config[key] = setting
     return flat_config
+
+
+def _with_full_names(setting: Any, tables: list[str]) -> Any:
+    """Returns a value whose relative references, such as `${..name}`, have full names. tables: those around the key."""
+    if not isinstance(setting, str):
+        return setting
+    return RELATIVE.sub(
+        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", setting
+    )
 
 
 def _check_keys(reader: LaunchReader, policy: Table) -> None:
