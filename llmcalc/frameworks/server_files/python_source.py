@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
-from ..launch.shell_words import NoShellText
+from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
 from .engine_tables import table_of_engine
 from .scripts import ServerFinder, starts_server, versions_in
@@ -144,7 +144,7 @@ class _Evaluator:
             script_container = replace(located_container, image="script")
             try:
                 yield from server_finder.in_script(value, self.variables, (), script_container)
-            except NoShellText:
+            except UnsplittableText:
                 return  # a text for people that names a server
         else:
             words = [_word_of_value(element) for element in value[:MOST_WORDS]]
