@@ -181,8 +181,10 @@ class Engine:
     @property
     def supported_accelerators(self) -> str:
         """The accelerators on which the engine runs, as messages name them: `a GPU of NVIDIA or AMD`."""
-        capability = f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
-        return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{capability}")
+        least_capability_text = (
+            f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
+        )
+        return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
@@ -204,8 +206,8 @@ class Engine:
         shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
         names_by_field = {flag.field: flag.names for flag in self.known_flags()}
-        names = names_by_field.get(field_name, (option(field_name),))
-        return min(names, key=len) if shortest else names[0]
+        spellings = names_by_field.get(field_name, (option(field_name),))
+        return min(spellings, key=len) if shortest else spellings[0]
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
@@ -227,21 +229,23 @@ class Engine:
         """
         changes: list[Change] = []
         tried_flags: list[Mapping[str, Any]] = []
-        for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
+        for typed_flag, changed_values in self.candidates(self.server(preset, hardware, version, flags)):
             try:
-                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
             changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
-            tried_flags.append({**flags, **values})
+            tried_flags.append({**flags, **changed_values})
         if not any(change.starts for change in changes):
-            for number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
-                changes[number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
+            for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[change_number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
         if not any(change.starts for change in changes) and not self.shows_alternatives:
             for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
                 if memory.starts:
-                    text = " ".join(f"{self.typed(name)} {value}" for name, value in layout_flags.items())
-                    return [*changes, Change(text, memory.kv_tokens, memory.max_concurrency, True)]
+                    typed_layout = " ".join(
+                        f"{self.typed(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
+                    )
+                    return [*changes, Change(typed_layout, memory.kv_tokens, memory.max_concurrency, True)]
         return changes
 
     def _with_shorter_requests(
@@ -251,9 +255,9 @@ class Engine:
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
             return change
-        for typed_flag, values in self.candidates(server):
+        for typed_flag, changed_values in self.candidates(server):
             if typed_flag.startswith(self.typed(server.length_field)):
-                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
                 if memory.starts:
                     return Change(f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True)
         return change

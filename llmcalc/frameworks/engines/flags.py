@@ -63,30 +63,32 @@ class Flag(NamedTuple):
 
     def read(self, value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
-        name = self.names[0]
+        flag_name = self.names[0]
         if self.refused:
-            raise InputError(f"{name}: {self.refused}")
+            raise InputError(f"{flag_name}: {self.refused}")
         if self.kind == "switch":
-            return _read_switch(name, value)
+            return _read_switch(flag_name, value)
         if self.kind in ("tokens", "number") and str(value).lower() in self.words:
             return str(value).lower()
         if self.kind == "tokens":
-            return self._check_bounds(_read_tokens(name, value))
+            return self._check_bounds(_read_tokens(flag_name, value))
         if self.kind == "number":
-            return self._check_bounds(_read_number(name, value))
+            return self._check_bounds(_read_number(flag_name, value))
         if self.kind in AMOUNT_RANGES:
-            return _read_amount(name, value, self.kind)
+            return _read_amount(flag_name, value, self.kind)
         if self.kind == "numbers":
-            return tuple(self._check_bounds(_read_number(name, element)) for element in _read_list(name, value))
-        if self.kind == "table":
-            return _read_table(name, value)
-        text = str(value).strip()
-        if self.kind == "word" and text.lower() not in self.words:
-            raise InputError(
-                f"{name} {shown(text)}: is not modelled; expected one of {', '.join(self.words)}."
-                f"{suggest(text, list(self.words))}"
+            return tuple(
+                self._check_bounds(_read_number(flag_name, list_item)) for list_item in _read_list(flag_name, value)
             )
-        return text.lower() if self.kind == "word" else text
+        if self.kind == "table":
+            return _read_table(flag_name, value)
+        value_text = str(value).strip()
+        if self.kind == "word" and value_text.lower() not in self.words:
+            raise InputError(
+                f"{flag_name} {shown(value_text)}: is not modelled; expected one of {', '.join(self.words)}."
+                f"{suggest(value_text, list(self.words))}"
+            )
+        return value_text.lower() if self.kind == "word" else value_text
 
     def _check_bounds(self, number: int) -> int:
         if not self.least <= number <= self.most:
@@ -123,13 +125,13 @@ def _read_tokens(flag_name: str, value: Any) -> int:
 
 def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
     try:
-        number = float(str(value)[:40])
+        amount = float(str(value)[:40])
     except ValueError:
-        number = -1.0
-    is_share = kind == "share"
-    if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
+        amount = -1.0
+    is_fraction = kind == "share"
+    if not 0 <= amount <= (1 if is_fraction else 10**6) or (is_fraction and amount == 0):
         raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNT_RANGES[kind]}")
-    return number
+    return amount
 
 
 def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
@@ -138,9 +140,11 @@ def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Fla
     feature: the subject of the error message. names, switches: the flags with a value and those without one, with
         spaces between; spellings of one flag have `|` between them.
     """
-    reason = f"{feature}: not modelled; remove the flag"
-    values = [Flag(tuple(spellings.split("|")), refused=reason) for spellings in names.split()]
-    return values + [Flag(tuple(spellings.split("|")), "switch", refused=reason) for spellings in switches.split()]
+    refusal = f"{feature}: not modelled; remove the flag"
+    flags_with_value = [Flag(tuple(spellings.split("|")), refused=refusal) for spellings in names.split()]
+    return flags_with_value + [
+        Flag(tuple(spellings.split("|")), "switch", refused=refusal) for spellings in switches.split()
+    ]
 
 
 def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
@@ -155,30 +159,30 @@ MOST_ITEMS = 10_000
 def _read_list(flag_name: str, value: Any) -> list[Any]:
     """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
     if isinstance(value, list | tuple):
-        items = list(value)
+        list_items = list(value)
     elif isinstance(value, int):
-        items = [value]
+        list_items = [value]
     else:
-        items = re.findall(r"[^\s,\[\]]+", str(value))
-    if not 0 < len(items) <= MOST_ITEMS:
-        raise InputError(f"{flag_name}: {len(items):,} numbers; expected 1 to {MOST_ITEMS:,}")
-    return items
+        list_items = re.findall(r"[^\s,\[\]]+", str(value))
+    if not 0 < len(list_items) <= MOST_ITEMS:
+        raise InputError(f"{flag_name}: {len(list_items):,} numbers; expected 1 to {MOST_ITEMS:,}")
+    return list_items
 
 
 def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
     if isinstance(value, Mapping):
-        return {str(key): _read_scalar(element) for key, element in value.items()}
-    text = str(value).strip()
-    if text.startswith("{"):
-        table: Mapping[str, Any] = parse_json(text, flag_name)
-        return table
-    if re.fullmatch(r"[0-9]{1,3}", text):
-        return {"level": int(text)}
-    keys_and_values = [pair.partition("=") for pair in text.split(",")]
+        return {str(key): _read_scalar(value_text_of_key) for key, value_text_of_key in value.items()}
+    value_text = str(value).strip()
+    if value_text.startswith("{"):
+        parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
+        return parsed_table
+    if re.fullmatch(r"[0-9]{1,3}", value_text):
+        return {"level": int(value_text)}
+    keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in keys_and_values):
-        raise InputError(f"{flag_name}: {shown(text)}; expected a JSON object")
-    return {key: _read_scalar(element) for key, _, element in keys_and_values}
+        raise InputError(f"{flag_name}: {shown(value_text)}; expected a JSON object")
+    return {key: _read_scalar(value_text_of_key) for key, _, value_text_of_key in keys_and_values}
 
 
 def _read_scalar(value: Any) -> Any:
@@ -221,25 +225,27 @@ def read_values(
     """
     flags_by_name = flags_by_spelling(flags)
     fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
-    options = {keyword_of(option): option for option in renamed_flags}
+    options_by_keyword = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
-    for flag_name, value in values.items():
-        option = options.get(flag_name)
+    for flag_name, flag_value in values.items():
+        option = options_by_keyword.get(flag_name)
         if flag_name not in fields and option is not None:
-            if value is not None:
+            if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[option].split()):
-                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(value)))
+                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(flag_value)))
             continue
         if flag_name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(spelling): spelling for spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
-        if value is not None and value is not False:
-            field_values[fields[flag_name].field] = fields[flag_name].read(value)
-        elif value is False:
+        if flag_value is not None and flag_value is not False:
+            field_values[fields[flag_name].field] = fields[flag_name].read(flag_value)
+        elif flag_value is False:
             field_values[fields[flag_name].field] = False
-    return {flag_name: value for flag_name, value in field_values.items() if not _is_idle_field(flags, flag_name)}
+    return {
+        flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
+    }
 
 
 def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
@@ -261,15 +267,19 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     flag = flags_by_name.get(flag_name) or flags_by_name.get(hyphenated(flag_name))
     if flag is not None:
         return MatchedFlag(flag)
-    start, dot, keys = flag_name.partition(".")
-    table = flags_by_name.get(start) or flags_by_name.get(hyphenated(start))
-    if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
-        return MatchedFlag(table, tuple(keys.split(".")[:MOST_KEYS]))
+    flag_before_dot, separator, nested_keys = flag_name.partition(".")
+    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
+    if (
+        separator
+        and table_flag is not None
+        and (table_flag.kind == "table" or table_flag.is_idle or table_flag.refused)
+    ):
+        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
             candidate.field: candidate
-            for key, candidate in flags_by_name.items()
-            if key.startswith(hyphenated(flag_name))
+            for spelling, candidate in flags_by_name.items()
+            if spelling.startswith(hyphenated(flag_name))
         }
         if len(matching_flags) == 1:
             return MatchedFlag(next(iter(matching_flags.values())))
@@ -298,71 +308,80 @@ def split_arguments(
     """
     flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
-    values: dict[str, Any] = {}
-    queue = deque(arguments)
-    while queue:
-        argument = queue.popleft()
+    flag_values: dict[str, Any] = {}
+    argument_queue = deque(arguments)
+    while argument_queue:
+        argument = argument_queue.popleft()
         if argument == "--":
-            kept_arguments += [argument, *queue]
+            kept_arguments += [argument, *argument_queue]
             break
-        name, equals_sign, value = argument.partition("=")
-        flag = flags_by_name.get(name) or flags_by_name.get(hyphenated(name))
+        argument_name, equals_sign, attached_value = argument.partition("=")
+        flag = flags_by_name.get(argument_name) or flags_by_name.get(hyphenated(argument_name))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
-            values[flag.field] = value
+            flag_values[flag.field] = attached_value
             continue
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        if name in other_arguments and name not in flags_by_name and hyphenated(name) not in flags_by_name:
+        if (
+            argument_name in other_arguments
+            and argument_name not in flags_by_name
+            and hyphenated(argument_name) not in flags_by_name
+        ):
             kept_arguments.append(argument)
-            if other_arguments[name] and not equals_sign and queue:
-                kept_arguments.append(queue.popleft())
+            if other_arguments[argument_name] and not equals_sign and argument_queue:
+                kept_arguments.append(argument_queue.popleft())
             continue
-        match = find_flag(flags_by_name, name)
-        turned_off = None if match is not None else _switch_turned_off(flags_by_name, flags, name)
-        if turned_off is not None:
-            values[turned_off.field] = False
+        matched_flag = find_flag(flags_by_name, argument_name)
+        switch_turned_off = (
+            None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, argument_name)
+        )
+        if switch_turned_off is not None:
+            flag_values[switch_turned_off.field] = False
             continue
-        if match is None:
-            if name in renamed_flags:
-                if not equals_sign and not queue:
-                    raise InputError(f"{name}: the value is missing")
-                values[keyword_of(name)] = value if equals_sign else queue.popleft()
+        if matched_flag is None:
+            if argument_name in renamed_flags:
+                if not equals_sign and not argument_queue:
+                    raise InputError(f"{argument_name}: the value is missing")
+                flag_values[keyword_of(argument_name)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
-            names = {hyphenated(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
-            suggestion = suggest(hyphenated(name), names)
+            known_spellings = {
+                hyphenated(spelling): spelling
+                for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
+            }
+            suggestion = suggest(hyphenated(argument_name), known_spellings)
             if unknown is None:
-                raise InputError(f"{name}: {title} has no such flag.{suggestion}")
-            unknown[name] = f"{title} has no such flag"
-            _take_values(queue)
+                raise InputError(f"{argument_name}: {title} has no such flag.{suggestion}")
+            unknown[argument_name] = f"{title} has no such flag"
+            _take_values(argument_queue)
             continue
-        flag = match.flag
-        flag_value = value if equals_sign else _take_value(name, flag, queue)
-        if match.keys:
-            _set_key(values, (flag.field, *match.keys), flag_value)
+        flag = matched_flag.flag
+        flag_value = attached_value if equals_sign else _take_value(argument_name, flag, argument_queue)
+        if matched_flag.keys:
+            _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
         else:
-            values[flag.field] = (
-                f"{values[flag.field]},{flag_value}" if flag.repeats and flag.field in values else flag_value
+            flag_values[flag.field] = (
+                f"{flag_values[flag.field]},{flag_value}" if flag.repeats and flag.field in flag_values else flag_value
             )
-    return kept_arguments, values
+    return kept_arguments, flag_values
 
 
-def _engine_value(option: str, flag: Flag, text: str) -> str:
+def _engine_value(option: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
-    is_split = option == "--devices" and flag.kind == "text"
-    if flag.kind not in ("tokens", "number") and not is_split:
-        return text
+    divides_model = option == "--devices" and flag.kind == "text"
+    if flag.kind not in ("tokens", "number") and not divides_model:
+        return value_text
     try:
-        number = parse_length(text)
+        parsed_number = parse_length(value_text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
-    if not is_split:
-        return str(number)
-    if not 1 <= number <= MOST_DEVICES:
-        raise InputError(f"{option}: {number:,}; expected 1 to {MOST_DEVICES}")
-    return ",".join(["1"] * number)
+    if not divides_model:
+        return str(parsed_number)
+    if not 1 <= parsed_number <= MOST_DEVICES:
+        raise InputError(f"{option}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
+    return ",".join(["1"] * parsed_number)
 
 
 MOST_DEVICES = 64
@@ -377,33 +396,33 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
     return next((flag for flag in flags if flag_name in flag.off), None)
 
 
-def _take_value(flag_name: str, flag: Flag, queue: deque[str]) -> Any:
+def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
     """Removes a flag's value from the argument queue and returns the value. Raises `InputError` if missing."""
-    next_argument = queue[0].lower() if queue else ""
+    next_argument = argument_queue[0].lower() if argument_queue else ""
     if flag.kind == "switch":
-        return queue.popleft() if next_argument in ("true", "false") else True
+        return argument_queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
-        return " ".join(_take_values(queue))
+        return " ".join(_take_values(argument_queue))
     if flag.bare and next_argument not in flag.words:
         return flag.bare
-    if not queue:
+    if not argument_queue:
         raise InputError(f"{flag_name}: the value is missing")
-    return queue.popleft()
+    return argument_queue.popleft()
 
 
-def _take_values(queue: deque[str]) -> list[str]:
+def _take_values(argument_queue: deque[str]) -> list[str]:
     """Removes the arguments up to the next flag from the queue and returns them."""
-    words = []
-    while queue and not re.match(r"--?[A-Za-z]", queue[0]):
-        words.append(queue.popleft())
-    return words
+    taken_values = []
+    while argument_queue and not re.match(r"--?[A-Za-z]", argument_queue[0]):
+        taken_values.append(argument_queue.popleft())
+    return taken_values
 
 
-def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set_key(table: dict[str, Any], nested_keys: Sequence[str], value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
-    *outer_table, last_key = keys
-    for key in outer_table:
-        if not isinstance(values.get(key), dict):
-            values[key] = {}
-        values = values[key]
-    values[last_key] = value
+    *outer_keys, last_key = nested_keys
+    for outer_key in outer_keys:
+        if not isinstance(table.get(outer_key), dict):
+            table[outer_key] = {}
+        table = table[outer_key]
+    table[last_key] = value

@@ -83,9 +83,9 @@ class Pattern:
                 return True
             next_states: set[int] = set()
             if i < len(name):
-                for state in states:
-                    for step, next_state in self._edges[state]:
-                        if step is not None and not isinstance(step, _Anchor) and step(name[i]):
+                for automaton_state in states:
+                    for edge, next_state in self._edges[automaton_state]:
+                        if edge is not None and not isinstance(edge, _Anchor) and edge(name[i]):
                             self._add_reachable_states(next_state, next_states, False, i + 1 == len(name))
             states = next_states
         return False
@@ -101,8 +101,8 @@ class Pattern:
             if self._steps > MOST_STEPS:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
             states.add(current_state)
-            for step, next_state in self._edges[current_state]:
-                if step is None or (isinstance(step, _Anchor) and (is_at_end if step.is_end else is_at_start)):
+            for edge, next_state in self._edges[current_state]:
+                if edge is None or (isinstance(edge, _Anchor) and (is_at_end if edge.is_end else is_at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
@@ -126,17 +126,17 @@ class Pattern:
             self._at += 1
             end_states.append(self._parse_sequence(start_state))
         end_state = self._new_state()
-        for state in end_states:
-            self._edges[state].append((None, end_state))
+        for end_state_of_branch in end_states:
+            self._edges[end_state_of_branch].append((None, end_state))
         self._depth -= 1
         return end_state
 
     def _parse_sequence(self, start_state: int) -> int:
-        state = self._new_state()
-        self._edges[start_state].append((None, state))
+        end_state = self._new_state()
+        self._edges[start_state].append((None, end_state))
         while self._next_character() not in ("", "|", ")"):
-            state = self._parse_repetition(state)
-        return state
+            end_state = self._parse_repetition(end_state)
+        return end_state
 
     def _parse_repetition(self, start_state: int) -> int:
         """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
@@ -148,24 +148,24 @@ class Pattern:
         if (least_times, most_times) == (1, 1):
             return end_state
         self._edges[start_state].clear()
-        state = start_state
+        current_state = start_state
         for _ in range(least_times):
-            state = self._copy_states(atom_start, first_new_state, state)
+            current_state = self._copy_states(atom_start, first_new_state, current_state)
         if most_times is None:
             loop = self._new_state()
-            self._edges[state].append((None, loop))
+            self._edges[current_state].append((None, loop))
             self._edges[self._copy_states(atom_start, first_new_state, loop)].append((None, loop))
-            state = loop
+            current_state = loop
         else:
-            exit_states = [state]
+            exit_states = [current_state]
             for _ in range(most_times - least_times):
-                state = self._copy_states(atom_start, first_new_state, state)
-                exit_states.append(state)
-            state = self._new_state()
+                current_state = self._copy_states(atom_start, first_new_state, current_state)
+                exit_states.append(current_state)
+            current_state = self._new_state()
             for exit_state in exit_states:
-                self._edges[exit_state].append((None, state))
+                self._edges[exit_state].append((None, current_state))
         self._at = text_position
-        return state
+        return current_state
 
     def _copy_states(self, first_state: int, states_end: int, start_state: int) -> int:
         self._at = first_state
@@ -180,21 +180,29 @@ class Pattern:
         character = self._next_character()
         if character and character in "*+?":
             self._at += 1
-            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
+            repetition_counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
             text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
-            minimum, comma, maximum = text_in_braces.partition(",")
-            if not brace or not minimum.isdecimal() or (maximum and not maximum.isdecimal()) or len(text_in_braces) > 9:
+            least_text, separator, most_text = text_in_braces.partition(",")
+            if (
+                not brace
+                or not least_text.isdecimal()
+                or (most_text and not most_text.isdecimal())
+                or len(text_in_braces) > 9
+            ):
                 raise self._pattern_error("a wrong repeat")
             self._at += len(text_in_braces) + 2
-            counts = (int(minimum), int(maximum) if maximum else (None if comma else int(minimum)))
-            if counts[1] is not None and counts[1] < counts[0]:
+            repetition_counts = (
+                int(least_text),
+                int(most_text) if most_text else (None if separator else int(least_text)),
+            )
+            if repetition_counts[1] is not None and repetition_counts[1] < repetition_counts[0]:
                 raise self._pattern_error("a wrong repeat")
         else:
             return 1, 1
         if self._next_character() == "?":  # lazy: the same names match
             self._at += 1
-        return counts
+        return repetition_counts
 
     def _parse_atom(self, start_state: int) -> int:
         character = self._next_character()
@@ -204,18 +212,18 @@ class Pattern:
             raise self._pattern_error("a repeat of nothing")
         self._at += 1
         end_state = self._new_state()
-        step: _Step
+        edge: _Step
         if character in "^$":
-            step = _Anchor(character == "$")
+            edge = _Anchor(character == "$")
         elif character == "[":
-            step = self._parse_character_set()
+            edge = self._parse_character_set()
         elif character == "\\":
-            step = self._parse_escape()
+            edge = self._parse_escape()
         elif character == ".":
-            step = lambda c: c not in "\n\r"  # noqa: E731
+            edge = lambda c: c not in "\n\r"  # noqa: E731
         else:
-            step = character.__eq__
-        self._edges[start_state].append((step, end_state))
+            edge = character.__eq__
+        self._edges[start_state].append((edge, end_state))
         return end_state
 
     def _parse_group(self, start_state: int) -> int:
@@ -224,11 +232,11 @@ class Pattern:
             if self._text[self._at : self._at + 2] != "?:":
                 raise self._pattern_error("look-ahead is not modelled")
             self._at += 2
-        end = self._parse_alternatives(start_state)
+        end_state = self._parse_alternatives(start_state)
         if self._next_character() != ")":
             raise self._pattern_error("an unmatched (")
         self._at += 1
-        return end
+        return end_state
 
     def _parse_escape(self) -> CharacterTest:
         character = self._next_character()
@@ -240,22 +248,22 @@ class Pattern:
     def _parse_character_set(self) -> CharacterTest:
         is_negated = self._next_character() == "^"
         self._at += is_negated
-        tests: list[CharacterTest] = []
+        character_tests: list[CharacterTest] = []
         while self._next_character() != "]":
             if not self._next_character():
                 raise self._pattern_error("an unmatched [")
             first_character = self._next_character()
             self._at += 1
             if first_character == "\\":
-                tests.append(self._parse_escape())
+                character_tests.append(self._parse_escape())
                 continue
             if self._next_character() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 last_character = self._text[self._at + 1]
                 self._at += 2
                 if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                tests.append(_range_test(first_character, last_character))
+                character_tests.append(_range_test(first_character, last_character))
             else:
-                tests.append(first_character.__eq__)
+                character_tests.append(first_character.__eq__)
         self._at += 1
-        return lambda c: any(test(c) is True for test in tests) != is_negated
+        return lambda c: any(character_test(c) is True for character_test in character_tests) != is_negated

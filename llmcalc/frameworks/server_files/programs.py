@@ -173,9 +173,9 @@ def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | Non
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(command_words), LONGEST_PREFIX)):
-        start = _start_at_word(command_words, i, image)
-        if start is not None:
-            return start
+        server_start = _start_at_word(command_words, i, image)
+        if server_start is not None:
+            return server_start
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if launcher_matches:
         program = program_named(launcher_matches[0][1])
@@ -205,8 +205,10 @@ def _is_model(word: str) -> bool:
 
 def program_of_image(image: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
-    name = image.lower().partition("@")[0]
-    return next((program for program in PROGRAMS if any(image_part in name for image_part in program.images)), None)
+    image_name = image.lower().partition("@")[0]
+    return next(
+        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
+    )
 
 
 def version_of_image(image: str) -> str:
@@ -214,40 +216,43 @@ def version_of_image(image: str) -> str:
     if OTHER_VERSIONS.search(image):
         return ""
     program = program_of_image(image)
-    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", tag)
+    image_tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", image_tag)
     return "" if match is None else match[1]
 
 
 def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start at word number `i` of a command; None for another word."""
-    word = command_words[i]
+    command_word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
-    if word in ("-m", "--module") and i:
+    if command_word in ("-m", "--module") and i:
         return _start_of_module(next_word, tuple(command_words[i + 2 :]))
-    if word.endswith(".py"):
-        name = word.removesuffix(".py").replace("/", ".")
-        module = next(
+    if command_word.endswith(".py"):
+        program_name = command_word.removesuffix(".py").replace("/", ".")
+        python_module = next(
             (
-                candidate
+                module_program
                 for program in PROGRAMS
-                for candidate in program.modules
-                if name.endswith(f".{candidate}") or name == candidate
+                for module_program in program.modules
+                if program_name.endswith(f".{module_program}") or program_name == module_program
             ),
             "",
         )
-        return _start_of_module(module, tuple(command_words[i + 1 :])) if module else None
-    name = word.rpartition("/")[2].removesuffix(".exe")
+        return _start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
+    program_name = command_word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
-        for command in sorted(program.commands, key=len, reverse=True):
-            first_word, _, second_word = command.partition(" ")
+        for command_name in sorted(program.commands, key=len, reverse=True):
+            first_word, _, second_word = command_name.partition(" ")
             if second_word:
-                is_command, arguments_start = name == first_word and next_word == second_word, i + 2
+                is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
             else:
-                is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
+                is_command, arguments_start = (
+                    program_name == first_word or command_word.endswith(f"/{first_word}"),
+                    i + 1,
+                )
             if is_command:
                 return ServerStart(
-                    _fork_of(program, f"{image} {word}".lower(), command_words[arguments_start:]),
+                    _fork_of(program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None

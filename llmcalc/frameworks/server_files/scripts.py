@@ -66,12 +66,14 @@ class ServerFinder:
         script = read_script(text, self.where, variables, arguments)
         versions = versions_in(text)
         for command_line in script.commands:
-            words = [command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")]
-            if not words or words[0] in WITHOUT_PROGRAMS:
+            command_words = [
+                command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
+            ]
+            if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
-            line = outer_container.place if outer_container.image else f"line {command_line.line}"
-            env = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
-            container = replace(outer_container, place=line, words=words, env=env)
+            place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
+            command_environment = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
+            container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
             for started_server in self.in_words(container, script.files, depth):
                 yield started_server.with_version_of(versions)
         yield from _modelfile_servers(script, self.where, outer_container)
@@ -88,19 +90,19 @@ class ServerFinder:
             return
         inner_container = container_of(command_words, container.place)
         if inner_container is not None:
-            env = {**container.env, **inner_container.env}
+            inner_environment = {**container.env, **inner_container.env}
             gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
-            yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
+            yield from self.in_words(replace(inner_container, env=inner_environment, gpus=gpus), files, depth + 1)
             return
-        text, arguments = _quoted_script(command_words)
-        if text:
-            yield from self.in_script(text, container.env, arguments, container, depth + 1)
+        script_text, script_arguments = _quoted_script(command_words)
+        if script_text:
+            yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
-        start = start_of(command_words, container.image)
-        if start is None and program is not None and command_words[0].startswith("-"):
-            start = ServerStart(program, tuple(command_words))
-        if start is not None:
-            yield StartedServer(start, container, files or {}, version_of_image(container.image))
+        server_start = start_of(command_words, container.image)
+        if server_start is None and program is not None and command_words[0].startswith("-"):
+            server_start = ServerStart(program, tuple(command_words))
+        if server_start is not None:
+            yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
@@ -109,15 +111,21 @@ class ServerFinder:
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {name: value for name, value in env.items() if not is_unresolved(value)}
+    return {
+        variable_name: variable_value
+        for variable_name, variable_value in env.items()
+        if not is_unresolved(variable_value)
+    }
 
 
 def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
-    for name, text in script.files.items():
-        if is_modelfile(text, name):
+    for file_name, file_text in script.files.items():
+        if is_modelfile(file_text, file_name):
             yield server_in_modelfile(
-                text, f"{name_in_errors}: {name}", replace(outer_container, env={**outer_container.env, **script.env()})
+                file_text,
+                f"{name_in_errors}: {file_name}",
+                replace(outer_container, env={**outer_container.env, **script.env()}),
             )
 
 
@@ -125,7 +133,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, command_word in enumerate(command_words[:-1]):
         if command_word.rpartition("/")[2] in SHELLS:
-            option = next(
+            option_word = next(
                 (
                     script_index
                     for script_index in range(i + 1, min(i + 5, len(command_words) - 1))
@@ -133,9 +141,9 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 ),
                 None,
             )
-            flags = command_words[i + 1 : option]
-            if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
-                return command_words[option], command_words[option + 2 :]
+            flags = command_words[i + 1 : option_word]
+            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
+                return command_words[option_word], command_words[option_word + 2 :]
             return "", ()
         if i > 6:
             break

@@ -101,9 +101,11 @@ class Server(EngineServer):
             raise InputError("--moe-dense-tp-size: with --pp-size is not modelled; remove one of them")
         if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
-        for name in ("enable_lora", "kt_weight_path"):
-            if self.divides_attention and self.flags.get(name):
-                raise InputError(f"--enable-dp-attention: with {option(name)} is not modelled; remove one of them")
+        for flag_field in ("enable_lora", "kt_weight_path"):
+            if self.divides_attention and self.flags.get(flag_field):
+                raise InputError(
+                    f"--enable-dp-attention: with {option(flag_field)} is not modelled; remove one of them"
+                )
 
     @property
     def cached_element_bytes(self) -> int:
@@ -121,7 +123,7 @@ class Server(EngineServer):
 
         Kernels of TensorRT-LLM, which Blackwell has by default, and those of AMD from 0.5.10 on read them without.
         """
-        backends = [self.flags.get(f"nsa_{phase}_backend") for phase in ("prefill", "decode")]
+        backends = [self.flags.get(f"nsa_{serving_phase}_backend") for serving_phase in ("prefill", "decode")]
         if any(backends):
             return "trtllm" not in backends
         if self.is_amd:
@@ -151,10 +153,10 @@ class Server(EngineServer):
     @property
     def whole_layout(self) -> Layout:
         """The layout of all devices, with data-parallel replicas and expert-parallel groups (`--ep-size`)."""
-        experts = int(self.flags.get("ep_size", 1))
-        etp = self.tp // experts if experts > 1 else None
+        expert_ranks = int(self.flags.get("ep_size", 1))
+        etp = self.tp // expert_ranks if expert_ranks > 1 else None
         tp = self.tp // self.dp if self.divides_attention else self.tp
-        return replace(self.layout, tp=tp, dp=self.dp, ep=experts, etp=etp)
+        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=etp)
 
     @property
     def loads_towers(self) -> bool:
@@ -165,9 +167,9 @@ class Server(EngineServer):
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.has_encoder:
             return 1.0
-        layers, width = self._encoder_sizes
-        ratio = layers * width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
-        return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
+        layers, encoder_width = self._encoder_sizes
+        relative_encoder_size = layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
+        return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
 
     @property
     def has_encoder(self) -> bool:
@@ -183,18 +185,20 @@ class Server(EngineServer):
     @property
     def _encoder_sizes(self) -> tuple[int, int]:
         """The layers and the width of the image encoder, from its config or from SGLang's defaults."""
-        config = self._vision_config
-        if isinstance(config, Mapping):
-            sizes = tuple(
-                config.get(name, config.get(f"vt_{name}", default_size))
-                for name, default_size in zip(("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True)
+        vision_config = self._vision_config
+        if isinstance(vision_config, Mapping):
+            depth_and_width = tuple(
+                vision_config.get(tower_name, vision_config.get(f"vt_{tower_name}", default_size))
+                for tower_name, default_size in zip(
+                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True
+                )
             )
-            if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
-                return sizes
-        for name, tower in self.preset.model.towers.items():
+            if all(isinstance(config_size, int) and 0 < config_size < 10**6 for config_size in depth_and_width):
+                return depth_and_width
+        for tower_name, tower in self.preset.model.towers.items():
             if isinstance(tower, VisionTower):
-                has_depth = name == ENCODER_WITH_DEPTH
-                layers = REFERENCE_ENCODER[0] if has_depth else int(tower.stack.num_hidden_layers)
+                counts_blocks = tower_name == ENCODER_WITH_DEPTH
+                layers = REFERENCE_ENCODER[0] if counts_blocks else int(tower.stack.num_hidden_layers)
                 return layers, int(tower.hidden_size)
         return REFERENCE_ENCODER
 
@@ -211,17 +215,17 @@ class Server(EngineServer):
     @property
     def max_running_requests(self) -> int | None:
         """The largest number of concurrent requests in all replicas; None without a limit."""
-        default = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
-        chosen_value: int | None = self.flags.get("max_running_requests", default)
-        return chosen_value
+        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
+        flag_value: int | None = self.flags.get("max_running_requests", default_requests)
+        return flag_value
 
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
-        if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
+        algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if algorithm is None or fraction_rule == "by_tp" or (algorithm, fraction_rule) == ("ngram", "by_reserve"):
             return 0
-        return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return 6 if (algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -240,8 +244,10 @@ class Server(EngineServer):
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
-        runs = chosen_backend == "aiter" if chosen_backend else heads <= {16, 128} and not self.rank(0).selects_latents
-        return self.rules.aiter_share if runs else 1
+        uses_aiter = (
+            chosen_backend == "aiter" if chosen_backend else heads <= {16, 128} and not self.rank(0).selects_latents
+        )
+        return self.rules.aiter_share if uses_aiter else 1
 
     @property
     def nvidia_smi_gib(self) -> float:
@@ -263,36 +269,38 @@ class Server(EngineServer):
             return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
-        gib = self.nvidia_smi_gib
-        reserve = self.reserve_gib
-        if reserve >= gib:
+        memory_gib = self.nvidia_smi_gib
+        reserved_gib = self.reserve_gib
+        if reserved_gib >= memory_gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
-        return round((gib - reserve) / gib, 3) * self.encoder_factor * self.aiter_share
+        return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_share
 
     @property
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
-        gib, rules = self.nvidia_smi_gib, self.rules
+        memory_gib, rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
-        defaults = self.record.defaults(self.numbers, gib)
+        defaults = self.record.defaults(self.numbers, memory_gib)
         if rules.fraction == "by_memory":
             return defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
-        chunk, requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
-        graphs = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
-        if rules.limits_graphs and requests is not None and "cuda_graph_max_bs" not in self.flags:
-            graphs = min(graphs, int(requests))
-        graphs = max(self.flags.get("cuda_graph_bs") or [graphs])
-        tokens = chunk
+        chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
+        decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
+        if rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
+            decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
+        decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
+        tokens = chunk_tokens
         if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (requests or graphs) * max(1, self.drafts.tokens)
-        reserve = (
-            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, graphs)
+            tokens = (max_running_requests or decode_graph_mib) * max(1, self.drafts.tokens)
+        reserved_gib = (
+            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.divides_attention:
-            reserve += graphs * self.dp * (4.5 if graphs > LARGE_GRAPH else 3) / 1024
-        prompts = prompt_graphs_mib(rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk, self.pp)
-        reserve += prompts / 1024
-        return (max(reserve, 10.0) if gib > 60 else reserve) + self.draft_reserve_gib
+            reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
+        prompt_graph_mib = prompt_graphs_mib(
+            rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk_tokens, self.pp
+        )
+        reserved_gib += prompt_graph_mib / 1024
+        return (max(reserved_gib, 10.0) if memory_gib > 60 else reserved_gib) + self.draft_reserve_gib
 
     @property
     def reads_cache_scheme(self) -> bool:
@@ -328,11 +336,12 @@ class Server(EngineServer):
                 loads_towers,
                 self.loads_draft_modules(stage),
             )
-        attention = replace(layout, tp=self.tp // self.dp)
-        modules = self.loads_draft_modules(stage)
+        attention_layout = replace(layout, tp=self.tp // self.dp)
+        has_draft_modules = self.loads_draft_modules(stage)
         return AttentionRank(
-            self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers, modules,
-            network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
+            self.preset, attention_layout, attention_layout.rank(pp=stage), self.quantize, self.dtype, loads_towers,
+            has_draft_modules, network_layout=layout, network_rank=rank_number,
+            divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
     @property
@@ -364,16 +373,16 @@ class Server(EngineServer):
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         is_scaled = {*self.architectures}.isdisjoint(self.record.unscaled_tables)
-        tables = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
-        adapters = adapter_bytes(rank, self.flags, self.element_bytes)
+        rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
+        adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
         draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
         return (
             rank.weights
             + draft
             - host_expert_bytes
-            + tables
-            + adapters
+            + rope_table_bytes
+            + adapter_slot_bytes
             + unused_segment_bytes(rank, self.element_bytes)
         )
 
@@ -463,7 +472,7 @@ def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
     rules, fraction, flags = server.rules, server.cache_fraction, server.flags
     budget = int(server.free_bytes_before_loading * fraction)
-    page = int(flags.get("page_size", 1))
+    page_tokens = int(flags.get("page_size", 1))
     stages = []
     for stage_number in range(server.pp):
         rank = server.rank(stage_number)
@@ -474,7 +483,7 @@ def memory(server: Server) -> EngineMemory:
         has_slots = pool is None or pool.requests > 0
         stages.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
     tokens, cache_bytes, weights, rank, pool = min(stages, key=lambda stage: stage[0])
-    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
+    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         Term(
             "budget",
@@ -490,20 +499,20 @@ def memory(server: Server) -> EngineMemory:
         Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
-    message = ""
+    startup_error = ""
     if tokens == 0:
-        message = server.record.messages["no_cache" if pool is None or pool.requests else "no_states"]
+        startup_error = server.record.messages["no_cache" if pool is None or pool.requests else "no_states"]
     concurrency = tokens / length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
-        blocks=tokens // page,
+        blocks=tokens // page_tokens,
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
-        starts=not message,
-        message=message,
+        starts=not startup_error,
+        message=startup_error,
         max_model_len=length,
         devices=server.devices,
-        block_size=page,
+        block_size=page_tokens,
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
@@ -512,7 +521,7 @@ def memory(server: Server) -> EngineMemory:
                 None,
                 (
                     server.version.note,
-                    _cache_note(tokens, length, bool(message)),
+                    _cache_note(tokens, length, bool(startup_error)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
                 ),

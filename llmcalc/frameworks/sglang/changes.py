@@ -39,5 +39,5 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ranks % ep:
         return None
     parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
-    flags = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
+    flags = {flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_dp_attention": True} if dp > 1 else {})

@@ -52,14 +52,14 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
     tokens = _verified_tokens(flags, str(algorithm), architectures)
     if algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Drafts(tokens)
-    path = flags.get("speculative_draft_model_path")
-    if path is None:
+    draft_path = flags.get("speculative_draft_model_path")
+    if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
         return Drafts(tokens, with_mtp=True)
-    draft = read_draft(path, f"{FLAG}:", "a folder or a hub id")
+    draft = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
     if algorithm != "standalone" and states_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(

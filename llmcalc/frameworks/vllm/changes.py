@@ -24,9 +24,9 @@ FP8_SCHEME = "fp8-dynamic"
 def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
-    most_sequences, block = server_memory.most_sequences, server_memory.block_size
+    most_sequences, block_tokens = server_memory.most_sequences, server_memory.block_size
     if server_memory.message.startswith(server.record.messages["aligned_block"]):
-        yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
+        yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
@@ -65,5 +65,7 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
-    flags: dict[str, Any] = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
+    flags: dict[str, Any] = {
+        flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1
+    }
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})

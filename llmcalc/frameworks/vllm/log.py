@@ -116,13 +116,15 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(_memory_terms(log_values))
     refusal = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     sampler_message = next(iter(log_text.lines_with(SAMPLER_MESSAGE)), "")
-    message = refusal or sampler_message
+    startup_message = refusal or sampler_message
     is_out_of_memory = bool(sampler_message) and not refusal
-    arguments = _flags_in_log(log_text)
-    is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
-    if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
+    logged_flags = _flags_in_log(log_text)
+    has_program_name = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
+    if not (
+        startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
+    ):
         return None
-    model = str(arguments.pop("model", "")) or log_values.text("model")
+    model = str(logged_flags.pop("model", "")) or log_values.text("model")
     utilization = log_values.text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
@@ -138,9 +140,9 @@ def read_log(log_text: LogText) -> LogReading | None:
         version=log_values.version,
         model=model,
         total=total_bytes,
-        flags=stated_values | arguments,
+        flags=stated_values | logged_flags,
         has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
-        message=message.strip(),
+        message=startup_message.strip(),
         refused=bool(refusal),
         kind="oom" if is_out_of_memory else "startup",
         off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
@@ -151,7 +153,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _advised_flag(refusal: str) -> str:
-    return next((flag for message, flag in ADVISED_FLAGS.items() if message in refusal), "")
+    return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal), "")
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
@@ -160,14 +162,14 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     if "peak" in log_values and "weights" in log_values:
         yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))
     if "peak_with_graphs" in log_values:  # from 0.27 on the printed peak has the estimate of the graphs in it (#57936)
-        estimates = log_values.sizes("estimated_graphs") or [0]
-        yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(estimates))
+        graph_estimates = log_values.sizes("estimated_graphs") or [0]
+        yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(graph_estimates))
     yield from log_values.largest("profile_run", "non_torch")
     if "consumed" in log_values and "weights" in log_values and "non_torch" not in log_values:
         yield LogTerm("non_torch", max(0, max(log_values.sizes("consumed")) - max(log_values.sizes("weights"))))
-    graphs = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
-    if graphs in log_values:
-        yield LogTerm("cuda_graphs", max(log_values.sizes(graphs)))
+    graph_size_name = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
+    if graph_size_name in log_values:
+        yield LogTerm("cuda_graphs", max(log_values.sizes(graph_size_name)))
     if "kv_cache" in log_values:
         yield LogTerm("kv_cache", min(log_values.sizes("kv_cache")))
     if "blocks" in log_values:
@@ -178,13 +180,15 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
 
 def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
-    arguments: dict[str, Any] = {}
-    for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for name, value in argument_pairs(line.partition("config:")[2]).items():
-            if name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
-    for line in log_text.lines_with(*ARGUMENT_LINES):
-        typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
-        arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
-        arguments |= typed_arguments
-    return arguments
+    logged_flags: dict[str, Any] = {}
+    for log_line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
+        for field_name, field_value in argument_pairs(log_line.partition("config:")[2]).items():
+            if field_name in CONFIG_FIELDS:
+                logged_flags[CONFIG_FIELDS[field_name]] = (
+                    str(field_value).removeprefix("torch.") if field_name == "dtype" else field_value
+                )
+    for log_line in log_text.lines_with(*ARGUMENT_LINES):
+        typed_arguments = argument_pairs(log_line[log_line.index("args: ") + len("args: ") :])
+        logged_flags |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
+        logged_flags |= typed_arguments
+    return logged_flags

@@ -64,12 +64,12 @@ class ProfileRun(NamedTuple):
 
     def layer_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
-        width, is_gated, experts = rank.widths
+        intermediate_size, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, T, self.element_bytes)
-            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * width)) + embedding_bytes
+            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
         k, i = experts.top_k, experts.width
         return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
 
@@ -81,18 +81,20 @@ class ProfileRun(NamedTuple):
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
-        logits = self.sequences * rank.vocab_size * 4
-        copies = rules.logits_copies
+        logits_bytes = self.sequences * rank.vocab_size * 4
+        logits_copies = rules.logits_copies
         if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
-            copies = 1.5
-        elif self.element_bytes == 4 and copies < COPIES_WITH_SORT:
-            copies += 0.5  # the logits themselves are float32 already
-        return int(copies * logits) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
+            logits_copies = 1.5
+        elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
+            logits_copies += 0.5  # the logits themselves are float32 already
+        return int(logits_copies * logits_bytes) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 
     def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
-        text_model = max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
-        return max(text_model, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        text_model_bytes = (
+            max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
+        )
+        return max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
 
     def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
