@@ -416,7 +416,7 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
 
 
 def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.typed(name, shortest), value) for name, value in flags.items()]
+    return [(engine_use.engine.spelling(name, shortest), value) for name, value in flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:

@@ -1,4 +1,4 @@
-"""The draft model of speculative decoding in an engine's flag."""
+"""Reads the draft model of speculative decoding that an engine's flag names."""
 
 from __future__ import annotations
 

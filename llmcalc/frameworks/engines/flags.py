@@ -61,28 +61,29 @@ class Flag(NamedTuple):
         """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
-    def read(self, value: Any) -> Any:
+    def read(self, flag_value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         flag_name = self.names[0]
         if self.refused:
             raise InputError(f"{flag_name}: {self.refused}")
         if self.kind == "switch":
-            return _read_switch(flag_name, value)
-        if self.kind in ("tokens", "number") and str(value).lower() in self.words:
-            return str(value).lower()
+            return _read_switch(flag_name, flag_value)
+        if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
+            return str(flag_value).lower()
         if self.kind == "tokens":
-            return self._check_bounds(_read_tokens(flag_name, value))
+            return self._check_bounds(_read_tokens(flag_name, flag_value))
         if self.kind == "number":
-            return self._check_bounds(_read_number(flag_name, value))
+            return self._check_bounds(_read_number(flag_name, flag_value))
         if self.kind in AMOUNT_RANGES:
-            return _read_amount(flag_name, value, self.kind)
+            return _read_amount(flag_name, flag_value, self.kind)
         if self.kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, list_item)) for list_item in _read_list(flag_name, value)
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
         if self.kind == "table":
-            return _read_table(flag_name, value)
-        value_text = str(value).strip()
+            return _read_table(flag_name, flag_value)
+        value_text = str(flag_value).strip()
         if self.kind == "word" and value_text.lower() not in self.words:
             raise InputError(
                 f"{flag_name} {shown(value_text)}: is not modelled; expected one of {', '.join(self.words)}."
@@ -90,90 +91,98 @@ class Flag(NamedTuple):
             )
         return value_text.lower() if self.kind == "word" else value_text
 
-    def _check_bounds(self, number: int) -> int:
-        if not self.least <= number <= self.most:
-            raise InputError(f"{self.names[0]}: {number:,}; expected {self.least:,} to {self.most:,}")
-        return number
+    def _check_bounds(self, flag_number: int) -> int:
+        if not self.least <= flag_number <= self.most:
+            raise InputError(f"{self.names[0]}: {flag_number:,}; expected {self.least:,} to {self.most:,}")
+        return flag_number
 
 
-def _read_switch(flag_name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    raise InputError(f"{flag_name} {shown(value)}: expected true or false, or no value")
+def _read_switch(flag_name: str, flag_value: Any) -> bool:
+    if isinstance(flag_value, bool):
+        return flag_value
+    if str(flag_value).lower() in ("true", "false"):
+        return str(flag_value).lower() == "true"
+    raise InputError(f"{flag_name} {shown(flag_value)}: expected true or false, or no value")
 
 
-def _read_number(flag_name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
-        return int(value.replace(",", "").replace("_", ""))
-    raise InputError(f"{flag_name}: {shown(value)}; expected a whole number")
+def _read_number(flag_name: str, flag_value: Any) -> int:
+    if isinstance(flag_value, int) and not isinstance(flag_value, bool):
+        return flag_value
+    if isinstance(flag_value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", flag_value):
+        return int(flag_value.replace(",", "").replace("_", ""))
+    raise InputError(f"{flag_name}: {shown(flag_value)}; expected a whole number")
 
 
-def _read_tokens(flag_name: str, value: Any) -> int:
+def _read_tokens(flag_name: str, flag_value: Any) -> int:
     """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
-    tokens = None if match is None else exact_number(match[1], f"{flag_name} {value}") * _SUFFIXES[match[2]]
+    if isinstance(flag_value, int) and not isinstance(flag_value, bool):
+        return flag_value
+    token_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
+    tokens = (
+        None
+        if token_match is None
+        else exact_number(token_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[token_match[2]]
+    )
     if tokens is None or tokens.denominator != 1:
-        raise InputError(f"{flag_name}: {shown(value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K")
+        raise InputError(
+            f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
+        )
     return int(tokens)
 
 
-def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
+def _read_amount(flag_name: str, flag_value: Any, kind: FlagKind) -> float:
     try:
-        amount = float(str(value)[:40])
+        amount = float(str(flag_value)[:40])
     except ValueError:
         amount = -1.0
     is_fraction = kind == "share"
     if not 0 <= amount <= (1 if is_fraction else 10**6) or (is_fraction and amount == 0):
-        raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNT_RANGES[kind]}")
+        raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[kind]}")
     return amount
 
 
-def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
+def refused_flags(feature: str, spellings_with_value: str = "", switches: str = "") -> list[Flag]:
     """Returns flags that llmcalc refuses, because they are not modelled.
 
     feature: the subject of the error message. names, switches: the flags with a value and those without one, with
         spaces between; spellings of one flag have `|` between them.
     """
     refusal = f"{feature}: not modelled; remove the flag"
-    flags_with_value = [Flag(tuple(spellings.split("|")), refused=refusal) for spellings in names.split()]
+    flags_with_value = [
+        Flag(tuple(flag_spellings.split("|")), refused=refusal) for flag_spellings in spellings_with_value.split()
+    ]
     return flags_with_value + [
-        Flag(tuple(spellings.split("|")), "switch", refused=refusal) for spellings in switches.split()
+        Flag(tuple(flag_spellings.split("|")), "switch", refused=refusal) for flag_spellings in switches.split()
     ]
 
 
-def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags without an effect on device memory. names: as in `refused_flags`. kind: type of value."""
-    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in names.split()]
+def idle_flags(flag_names: str, kind: FlagKind = "text") -> list[Flag]:
+    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. kind: type of value."""
+    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in flag_names.split()]
 
 
 MOST_ITEMS = 10_000
 """Largest number of items of a list."""
 
 
-def _read_list(flag_name: str, value: Any) -> list[Any]:
+def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
     """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
-    if isinstance(value, list | tuple):
-        list_items = list(value)
-    elif isinstance(value, int):
-        list_items = [value]
+    if isinstance(flag_value, list | tuple):
+        list_items = list(flag_value)
+    elif isinstance(flag_value, int):
+        list_items = [flag_value]
     else:
-        list_items = re.findall(r"[^\s,\[\]]+", str(value))
+        list_items = re.findall(r"[^\s,\[\]]+", str(flag_value))
     if not 0 < len(list_items) <= MOST_ITEMS:
         raise InputError(f"{flag_name}: {len(list_items):,} numbers; expected 1 to {MOST_ITEMS:,}")
     return list_items
 
 
-def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
+def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
-    if isinstance(value, Mapping):
-        return {str(key): _read_scalar(value_text_of_key) for key, value_text_of_key in value.items()}
-    value_text = str(value).strip()
+    if isinstance(flag_value, Mapping):
+        return {str(key): _read_scalar(value_text_of_key) for key, value_text_of_key in flag_value.items()}
+    value_text = str(flag_value).strip()
     if value_text.startswith("{"):
         parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
         return parsed_table
@@ -185,14 +194,14 @@ def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
     return {key: _read_scalar(value_text_of_key) for key, _, value_text_of_key in keys_and_values}
 
 
-def _read_scalar(value: Any) -> Any:
+def _read_scalar(scalar: Any) -> Any:
     """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
-    if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
-        return value
+    if not isinstance(scalar, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", scalar):
+        return scalar
     try:
-        return parse_json(value, "value")
+        return parse_json(scalar, "value")
     except InputError:
-        return value
+        return scalar
 
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
@@ -213,9 +222,9 @@ def keyword_of(spelling: str) -> str:
 
 
 def read_values(
-    title: str,
+    engine_title: str,
     flags: Sequence[Flag],
-    values: Mapping[str, Any],
+    typed_values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags by Python keyword names, such as `max_model_len`.
@@ -227,7 +236,7 @@ def read_values(
     fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
     options_by_keyword = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
-    for flag_name, flag_value in values.items():
+    for flag_name, flag_value in typed_values.items():
         option = options_by_keyword.get(flag_name)
         if flag_name not in fields and option is not None:
             if flag_value is not None:
@@ -238,7 +247,7 @@ def read_values(
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(spelling): spelling for spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
+            raise InputError(f"{typed_flag}: {engine_title} has no such flag.{suggestion}")
         if flag_value is not None and flag_value is not False:
             field_values[fields[flag_name].field] = fields[flag_name].read(flag_value)
         elif flag_value is False:
@@ -248,8 +257,8 @@ def read_values(
     }
 
 
-def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
-    return any(flag.field == field and flag.is_idle for flag in flags)
+def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
+    return any(flag.field == field_name and flag.is_idle for flag in flags)
 
 
 class MatchedFlag(NamedTuple):
@@ -291,7 +300,7 @@ MOST_KEYS = 4
 
 
 def split_arguments(
-    title: str,
+    engine_title: str,
     flags: Sequence[Flag],
     arguments: Sequence[str],
     other_arguments: Mapping[str, bool],
@@ -353,8 +362,8 @@ def split_arguments(
             }
             suggestion = suggest(hyphenated(argument_name), known_spellings)
             if unknown is None:
-                raise InputError(f"{argument_name}: {title} has no such flag.{suggestion}")
-            unknown[argument_name] = f"{title} has no such flag"
+                raise InputError(f"{argument_name}: {engine_title} has no such flag.{suggestion}")
+            unknown[argument_name] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
         flag = matched_flag.flag
@@ -418,11 +427,11 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return taken_values
 
 
-def _set_key(table: dict[str, Any], nested_keys: Sequence[str], value: Any) -> None:
+def _set_key(table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:
         if not isinstance(table.get(outer_key), dict):
             table[outer_key] = {}
         table = table[outer_key]
-    table[last_key] = value
+    table[last_key] = new_value

@@ -253,12 +253,14 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(self, draft_tokens: int = 0, factors: Mapping[str, Fraction] = SAME_FORMATS) -> list[StateCache]:
-        """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
-        transformers keep k.
+    def stored_states(
+        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = SAME_FORMATS
+    ) -> list[StateCache]:
+        """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
 
+        The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
-        factors: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
+        format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         conv_kernels = {
             conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
@@ -271,7 +273,7 @@ class EngineRank:
             state_cache._replace(
                 bytes=int(
                     state_cache.bytes
-                    * factors.get(state_cache.kind, 1)
+                    * format_ratios.get(state_cache.kind, 1)
                     * (kept_inputs if state_cache.kind == "conv_state" else 1)
                 )
             )
@@ -365,7 +367,7 @@ def architectures(preset: Preset) -> tuple[str, ...]:
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the config that `convert` writes of a model; none if no class computes it.
+    """Returns the class names in the config that `convert` writes for a model; none without such a class.
 
     A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
     writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.

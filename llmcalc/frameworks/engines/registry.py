@@ -35,14 +35,14 @@ def engine(name: str) -> Engine:
     return record
 
 
-def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
+def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
-    engine_name, equals_signs, version = text.partition("==")
+    engine_name, equals_signs, version = engine_text.partition("==")
     if not equals_signs and "=" in engine_name and engine_name.partition("=")[0].strip().lower() in FOLDERS:
-        raise InputError(f"--engine {text}: one sign of two; expected such as {engine_name.replace('=', '==')}")
-    engine_record = engine(engine_name.strip().lower())
+        raise InputError(f"--engine {engine_text}: one sign of two; expected such as {engine_name.replace('=', '==')}")
+    serving_engine = engine(engine_name.strip().lower())
     if equals_signs and not version.strip():
         raise InputError(
-            f"--engine {text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
+            f"--engine {engine_text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
         )
-    return engine_record, engine_record.version(version.strip())
+    return serving_engine, serving_engine.version(version.strip())

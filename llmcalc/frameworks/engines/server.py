@@ -17,7 +17,7 @@ from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .engine import EngineVersion, Term
 from .flags import AUTO_WORDS
-from .receipt import RECEIPT_FIELD, Receipt
+from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .registry import engine
 from .versions import Numbers, numbers_of
 
@@ -67,7 +67,7 @@ class EngineServer:
         return replace(self, flags={**self.flags, **changed_flags})
 
     @property
-    def numbers(self) -> Numbers:
+    def version_numbers(self) -> Numbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
         return numbers_of(self.version.version)
 
@@ -104,7 +104,7 @@ class EngineServer:
         layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         if layer_count < self.pp:
             raise InputError(
-                f"{engine(self.name).typed(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
+                f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
             )
         layers_per_stage = [layer_count // self.pp] * self.pp
         for stage_number in list(stage_order)[: layer_count % self.pp]:
@@ -133,10 +133,10 @@ class EngineServer:
         )
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
-    def scheme_of(self, scheme_word: str, schemes: Mapping[str, str]) -> str | None:
+    def scheme_of(self, scheme_word: str, schemes_by_word: Mapping[str, str]) -> str | None:
         """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
 
-        scheme_word: the flag's value. schemes: value → scheme of a checkpoint that states none.
+        scheme_word: the flag's value. schemes_by_word: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
         """
         if self.flags.get("quantize"):
@@ -144,11 +144,11 @@ class EngineServer:
         has_scheme = self.preset.stored_as is not None
         if scheme_word == "none" or has_scheme:
             return None
-        if scheme_word not in schemes:
+        if scheme_word not in schemes_by_word:
             raise InputError(
                 f"--quantization {scheme_word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
             )
-        return schemes[scheme_word]
+        return schemes_by_word[scheme_word]
 
     @property
     def longest_request(self) -> int:
@@ -167,9 +167,9 @@ class EngineServer:
     @property
     def assumed(self) -> dict[str, Any]:
         """Flag name → default value, for each flag that the user did not type."""
-        engine_record = engine(self.name)
+        serving_engine = engine(self.name)
         return {
-            engine_record.typed(flag_name): default_value
+            serving_engine.spelling(flag_name): default_value
             for flag_name, default_value in self.defaults.items()
             if flag_name not in self.flags
         }
@@ -187,7 +187,7 @@ class EngineServer:
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """Logged sizes in bytes by name, measured with this server's flags."""
-        receipt: Receipt | None = self.flags.get(RECEIPT_FIELD)
+        receipt: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if receipt is None:
             return {}
         return {
@@ -197,9 +197,9 @@ class EngineServer:
             and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
-    def measured_or_computed(self, name: str, computed_bytes: int) -> int:
+    def measured_or_computed(self, term_name: str, computed_bytes: int) -> int:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
-        return self.receipt_terms.get(name, computed_bytes)
+        return self.receipt_terms.get(term_name, computed_bytes)
 
     def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""

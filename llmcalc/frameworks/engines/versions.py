@@ -79,11 +79,11 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
+def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
     matching_rows = [
         measured_row
-        for measured_row in rows
+        for measured_row in measured_rows
         if measured_row.devices <= devices and has_link(hardware, measured_row.link)
     ]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
@@ -96,7 +96,7 @@ class RuleRange(VersionRange):
     function: str
 
     @property
-    def place(self) -> str:
+    def source_place(self) -> str:
         """The engine's source file and function that state the memory rules."""
         return f"{self.source}, {self.function}"
 

@@ -13,10 +13,12 @@ from .settings import GIB, VULKAN
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
-    rules, record, model = server.rules, server.record, server.model
+    rules, record, model = server.rules, server.engine_record, server.model
     memory_terms = []
     devices = (*server.devices, HOST)
-    tensors_text = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    tensors_text = (
+        "tensors of the file" if model.gguf_file is not None else "tensors, as llama-quantize chooses their types"
+    )
     for device in devices:
         memory_terms.append(
             Term(
@@ -31,7 +33,9 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
     for device in devices:
         cache_bytes = buffers.cache.get(device, 0)
         if cache_bytes or device != HOST:
-            memory_terms.append(Term("kv_buffer", cache_bytes, "source", rules.place, _cache_origin(server), device))
+            memory_terms.append(
+                Term("kv_buffer", cache_bytes, "source", rules.source_place, _cache_origin(server), device)
+            )
     for device in devices:
         compute_source = f"{record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
@@ -81,7 +85,7 @@ def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
     for device in server.devices:
         needed_bytes = buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
-            error_text = server.record.messages["no_memory"]
+            error_text = server.engine_record.messages["no_memory"]
             free_gib = server.free_bytes / GIB
             return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     return ""
@@ -89,7 +93,7 @@ def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
 
 def _server_notes(server: GgmlServer) -> list[str]:
     server_remarks = []
-    if server.model.file is None and server.model.scheme == "bf16":
+    if server.model.gguf_file is None and server.model.scheme == "bf16":
         server_remarks.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
     if server.encoder_bytes:
         server_remarks.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")

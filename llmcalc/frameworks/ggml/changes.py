@@ -102,12 +102,12 @@ def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
     fitting_steps = _largest_fitting(
-        1, steps, lambda step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * step))
+        1, steps, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
     return None if fitting_steps is None else 256 * fitting_steps
 
 
-def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that free memory of the GPUs, the cheapest first, as (typed text, flag values).
 
     They are tried with all layers on the GPUs, where the user does not say how many.
@@ -175,7 +175,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
             continue
 
 
-def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.

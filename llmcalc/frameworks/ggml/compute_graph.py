@@ -90,7 +90,7 @@ class Graph:
         self.nodes: list[Tensor] = []
         self._visited: set[int] = set()
 
-    def expand(self, *result_tensors: Tensor) -> None:
+    def add_operations(self, *result_tensors: Tensor) -> None:
         """Adds operations after their source operations (`ggml_build_forward_expand`)."""
         for result_tensor in result_tensors:
             if id(result_tensor) in self._visited or result_tensor.operation in LEAVES:
@@ -155,16 +155,16 @@ def _default_device(tensor: Tensor, default: str) -> str:
     return owner_tensor.place or default
 
 
-def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
+def _fixed_device(operation_node: Tensor, devices: Sequence[str]) -> str | None:
     """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
-    if node.device is not None:
-        return node.device
-    if node.base is not None and node.base.is_external:
-        return node.base.device
-    for source_tensor in node.sources:
+    if operation_node.device is not None:
+        return operation_node.device
+    if operation_node.base is not None and operation_node.base.is_external:
+        return operation_node.base.device
+    for source_tensor in operation_node.sources:
         owner_tensor = source_tensor.base or source_tensor
         if owner_tensor.operation == "weight":
-            if owner_tensor.device == HOST and node.may_move and len(devices) > 1:
+            if owner_tensor.device == HOST and operation_node.may_move and len(devices) > 1:
                 return devices[0]
             return owner_tensor.device
     return None
@@ -203,10 +203,10 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Ten
     return operations_with_copies, list(tensor_copies.values())
 
 
-def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
+def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
     return any(
         source_tensor.place != device and (source_tensor.base or source_tensor).operation == "weight"
-        for source_tensor in node.sources
+        for source_tensor in operation_node.sources
     )
 
 
@@ -232,19 +232,19 @@ class _Buffer:
         self.size = max(self.size, offset + nbytes)
         return offset
 
-    def release(self, offset: int, nbytes: int) -> None:
+    def release(self, block_offset: int, nbytes: int) -> None:
         """Frees a block and merges it with adjacent free blocks."""
         if not nbytes:
             return
         free_blocks = self.free
-        block_index = bisect_right(free_blocks, (offset, 0))
-        if block_index < len(free_blocks) and offset + nbytes == free_blocks[block_index][0]:
+        block_index = bisect_right(free_blocks, (block_offset, 0))
+        if block_index < len(free_blocks) and block_offset + nbytes == free_blocks[block_index][0]:
             nbytes += free_blocks.pop(block_index)[1]
-        if block_index and sum(free_blocks[block_index - 1]) == offset:
+        if block_index and sum(free_blocks[block_index - 1]) == block_offset:
             block_index -= 1
-            offset, previous_bytes = free_blocks.pop(block_index)
+            block_offset, previous_bytes = free_blocks.pop(block_index)
             nbytes += previous_bytes
-        free_blocks.insert(block_index, (offset, nbytes))
+        free_blocks.insert(block_index, (block_offset, nbytes))
 
 
 def _align(nbytes: int) -> int:

@@ -72,7 +72,9 @@ def fit(server: GgmlServer) -> FittedServer:
 
 def free_margins(server: GgmlServer) -> list[int]:
     """Returns the free margin of each GPU in bytes (--fit-target, in MiB)."""
-    margin_text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
+    margin_text = str(
+        server.flags.get("fit_target", server.flags.get("fit_margin", server.engine_record.fit_margin_mib))
+    )
     mib_texts = margin_text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {margin_text[:40]}: expected MiB, with commas for several GPUs")
@@ -101,7 +103,7 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
     longest_context, used_bytes = server.context, _used_bytes(fitted_server)
-    least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
+    least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.streams
     if used_bytes <= sum(byte_limits) or not server.has_automatic_context or longest_context <= least_context:
         return fitted_server
     target_bytes, device_count = sum(byte_limits), len(server.devices)
@@ -166,11 +168,11 @@ class _LayerFit:
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
+    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
         """Whether all GPUs keep the free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
-            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu)
+            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in gpu_numbers if i < len(layers_by_gpu)
         )
 
     def place_layers(self) -> FittedServer:
@@ -200,7 +202,9 @@ class _LayerFit:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
             return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
-        return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
+        return with_layers(
+            largest_number(most_layers, lambda layer_count: self.keeps_margins(with_layers(layer_count), i))
+        )
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
@@ -216,7 +220,9 @@ class _LayerFit:
         return layers_by_gpu
 
     def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
-        return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
+        return largest_number(
+            most_layers, lambda layer_count: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, layer_count), i)
+        )
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Places as many parts of the next layer's experts on GPU `i` as fit, and returns the layers by GPU."""
@@ -237,17 +243,17 @@ class _LayerFit:
         return changed_shares
 
 
-def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
+def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, layer_count: int) -> list[_GpuLayers]:
     """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
     moved_layers = list(layers_by_gpu)
-    layers_left = number
+    layers_left = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
         taken_layers = min(layers_left, gpu_layers.hosted)
         moved_layers[gpu_index] = replace(
             gpu_layers, layers=gpu_layers.layers - taken_layers, hosted=gpu_layers.hosted - taken_layers
         )
         layers_left -= taken_layers
-    moved_layers[i] = replace(moved_layers[i], layers=moved_layers[i].layers + number)
+    moved_layers[i] = replace(moved_layers[i], layers=moved_layers[i].layers + layer_count)
     return moved_layers
 
 
@@ -269,6 +275,10 @@ def _with_overflow(
     return changed_layers
 
 
-def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which the monotonic condition `holds` is true; 0 for none."""
-    return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))
+def largest_number(largest_candidate: int, condition: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `largest_candidate` with a true monotonic condition; 0 for none."""
+    return (
+        largest_candidate
+        if condition(largest_candidate)
+        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not condition(candidate))
+    )

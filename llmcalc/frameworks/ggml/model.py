@@ -182,7 +182,7 @@ class GgufModel:
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
-    def file(self) -> Path | None:
+    def gguf_file(self) -> Path | None:
         """The GGUF file that the user named as the model; None for other models."""
         gguf_path = Path(self.preset.target.partition("?")[0])
         return gguf_path if gguf_path.suffix == ".gguf" else None
@@ -197,7 +197,7 @@ class GgufModel:
         """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
-        if self.file is not None:
+        if self.gguf_file is not None:
             return "as in the file"
         return MXFP4 if DTYPE_BITS[self.preset.dtype] == 4 else "bf16"
 
@@ -212,13 +212,13 @@ class GgufModel:
         return tuple(layers_by_index[i] for i in sorted(layers_by_index))
 
     @cached_property
-    def stored(self) -> tuple[GgufTensor, ...]:
+    def stored_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors stored in the GGUF file."""
-        if self.file is None or self.quantize is not None:
+        if self.gguf_file is None or self.quantize is not None:
             return tuple(self._chosen_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
-            for shard_path in _file_shards(self.file)
+            for shard_path in _file_shards(self.gguf_file)
             for tensor in read_checkpoint(shard_path).tensors
         )
 
@@ -229,7 +229,9 @@ class GgufModel:
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
         layer_count = len(self.layers)
-        loaded_tensors = tuple(tensor for tensor in self.stored if tensor.layer is None or tensor.layer < layer_count)
+        loaded_tensors = tuple(
+            tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
+        )
         if any(tensor.name == OUTPUT for tensor in loaded_tensors):
             return loaded_tensors
         return (
@@ -238,7 +240,7 @@ class GgufModel:
         )
 
     @cached_property
-    def modules(self) -> tuple[LayerShape, ...]:
+    def mtp_modules(self) -> tuple[LayerShape, ...]:
         """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
         module_shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().place().children():
@@ -250,8 +252,10 @@ class GgufModel:
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors of multi-token-prediction modules, in the formats of additional layers."""
         layer_count = len(self.layers)
-        if self.file is not None and self.quantize is None:
-            return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= layer_count)
+        if self.gguf_file is not None and self.quantize is None:
+            return tuple(
+                tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
+            )
         every_site = weight_sites_of(self.preset.model.tree(), frozenset({MTP.name}))
         modules = [
             replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
@@ -264,7 +268,7 @@ class GgufModel:
     @property
     def file_bytes(self) -> int:
         """The bytes of all tensors in the GGUF file."""
-        return sum(tensor.nbytes for tensor in self.stored)
+        return sum(tensor.nbytes for tensor in self.stored_tensors)
 
     def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
@@ -374,8 +378,8 @@ def _gguf_name(weight_site: WeightSite) -> str:
     return f"blk.{weight_site.layer}.{gguf_name}.{name_ending}"
 
 
-def _layer_of(name: str) -> int | None:
-    match = re.match(r"blk\.([0-9]{1,6})\.", name)
+def _layer_of(tensor_name: str) -> int | None:
+    match = re.match(r"blk\.([0-9]{1,6})\.", tensor_name)
     return None if match is None else int(match[1])
 
 

@@ -59,48 +59,52 @@ def _range_test(first_character: str, last_character: str) -> CharacterTest:
 class Pattern:
     """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
-    def __init__(self, text: str, flag: str) -> None:
-        self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
+    def __init__(self, pattern_text: str, flag: str) -> None:
+        self._text, self._flag, self._at, self._depth, self._steps = pattern_text, flag, 0, 0, 0
         self._matched: dict[str, bool] = {}
-        if len(text) > MOST_CHARACTERS:
-            raise InputError(f"{flag}: a pattern of {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
+        if len(pattern_text) > MOST_CHARACTERS:
+            raise InputError(
+                f"{flag}: a pattern of {len(pattern_text):,} characters; expected at most {MOST_CHARACTERS:,}"
+            )
         self._edges: list[list[tuple[_Step, int]]] = [[]]
         self._end = self._parse_alternatives(0)
-        if self._at < len(text):
+        if self._at < len(pattern_text):
             raise self._pattern_error("an unmatched )")
 
-    def matches(self, name: str) -> bool:
+    def matches(self, tensor_name: str) -> bool:
         """Whether the pattern occurs anywhere in a name (std::regex_search). Results are cached."""
-        if name not in self._matched:
-            self._matched[name] = self._search(name[:LONGEST_NAME])
-        return self._matched[name]
+        if tensor_name not in self._matched:
+            self._matched[tensor_name] = self._search(tensor_name[:LONGEST_NAME])
+        return self._matched[tensor_name]
 
-    def _search(self, name: str) -> bool:
-        states: set[int] = set()
-        for i in range(len(name) + 1):
-            self._add_reachable_states(0, states, i == 0, i == len(name))
-            if self._end in states:
+    def _search(self, tensor_name: str) -> bool:
+        active_states: set[int] = set()
+        for i in range(len(tensor_name) + 1):
+            self._add_reachable_states(0, active_states, i == 0, i == len(tensor_name))
+            if self._end in active_states:
                 return True
             next_states: set[int] = set()
-            if i < len(name):
-                for automaton_state in states:
+            if i < len(tensor_name):
+                for automaton_state in active_states:
                     for edge, next_state in self._edges[automaton_state]:
-                        if edge is not None and not isinstance(edge, _Anchor) and edge(name[i]):
-                            self._add_reachable_states(next_state, next_states, False, i + 1 == len(name))
-            states = next_states
+                        if edge is not None and not isinstance(edge, _Anchor) and edge(tensor_name[i]):
+                            self._add_reachable_states(next_state, next_states, False, i + 1 == len(tensor_name))
+            active_states = next_states
         return False
 
-    def _add_reachable_states(self, state: int, states: set[int], is_at_start: bool, is_at_end: bool) -> None:
+    def _add_reachable_states(
+        self, start_state: int, reached_states: set[int], is_at_start: bool, is_at_end: bool
+    ) -> None:
         """Adds a state of the automaton, and all states reachable without reading a character."""
-        pending_states = [state]
+        pending_states = [start_state]
         while pending_states:
             current_state = pending_states.pop()
-            if current_state in states:
+            if current_state in reached_states:
                 continue
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
-            states.add(current_state)
+            reached_states.add(current_state)
             for edge, next_state in self._edges[current_state]:
                 if edge is None or (isinstance(edge, _Anchor) and (is_at_end if edge.is_end else is_at_start)):
                     pending_states.append(next_state)
@@ -111,8 +115,8 @@ class Pattern:
         self._edges.append([])
         return len(self._edges) - 1
 
-    def _pattern_error(self, what: str) -> InputError:
-        return InputError(f"{self._flag} {shown(self._text)}: {what} at character {self._at + 1} of the pattern")
+    def _pattern_error(self, problem: str) -> InputError:
+        return InputError(f"{self._flag} {shown(self._text)}: {problem} at character {self._at + 1} of the pattern")
 
     def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""
@@ -220,7 +224,7 @@ class Pattern:
         elif character == "\\":
             edge = self._parse_escape()
         elif character == ".":
-            edge = lambda c: c not in "\n\r"  # noqa: E731
+            edge = lambda character_read: character_read not in "\n\r"  # noqa: E731
         else:
             edge = character.__eq__
         self._edges[start_state].append((edge, end_state))
@@ -266,4 +270,6 @@ class Pattern:
             else:
                 character_tests.append(first_character.__eq__)
         self._at += 1
-        return lambda c: any(character_test(c) is True for character_test in character_tests) != is_negated
+        return lambda character_read: (
+            any(character_test(character_read) is True for character_test in character_tests) != is_negated
+        )

@@ -34,10 +34,10 @@ class Override:
     device: str
 
 
-def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
+def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     overrides = []
-    texts = text.split(",")
+    texts = override_text.split(",")
     if len(texts) > MOST_OVERRIDES:
         raise InputError(f"--override-tensor: {len(texts):,} patterns; expected at most {MOST_OVERRIDES:,}")
     pending_text = ""

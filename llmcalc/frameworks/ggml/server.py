@@ -45,10 +45,13 @@ class Buffers(NamedTuple):
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
 
-        def sums(sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
-            return {device: sizes.get(device, 0) + draft_sizes.get(device, 0) for device in {**sizes, **draft_sizes}}
+        def add_sizes(model_sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
+            return {
+                device: model_sizes.get(device, 0) + draft_sizes.get(device, 0)
+                for device in {**model_sizes, **draft_sizes}
+            }
 
-        return Buffers(*map(sums, self, draft))
+        return Buffers(*map(add_sizes, self, draft))
 
 
 @frozen(eq=False)
@@ -183,7 +186,7 @@ class GgmlServer(GgmlSettings):
             and self.keeps_cache
             and not placement.has_overrides
         )
-        return buffer_sizes(model_graph.build(), self.devices, pipeline)
+        return buffer_sizes(model_graph.build_graph(), self.devices, pipeline)
 
     def _layer_keys(
         self,
@@ -232,7 +235,7 @@ class GgmlServer(GgmlSettings):
     def file_bytes(self) -> int:
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         total_bytes = self.model.file_bytes + self.encoder_bytes
-        if self.drafts_by_modules and self.model.file is None:
+        if self.drafts_by_modules and self.model.gguf_file is None:
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
 
@@ -241,7 +244,7 @@ class GgmlServer(GgmlSettings):
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        layer_count, modules = len(self.model.layers), self.model.modules
+        layer_count, modules = len(self.model.layers), self.model.mtp_modules
         cache_types = {
             f"cache_type_{key_or_value}": self.flags.get(f"cache_type_{key_or_value}_draft", "f16")
             for key_or_value in "kv"

@@ -38,7 +38,7 @@ class GgmlSettings(EngineServer):
     length_field: ClassVar[str] = "ctx_size"
     layout_fields: ClassVar[tuple[str, ...]] = ()
 
-    record: GgmlRecord
+    engine_record: GgmlRecord
     reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -46,9 +46,11 @@ class GgmlSettings(EngineServer):
         super().__post_init__()
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
-            first_version = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            first_version = next(
+                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"), ""
+            )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
-        if self.drafts_by_modules and not self.model.modules:
+        if self.drafts_by_modules and not self.model.mtp_modules:
             raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
@@ -57,7 +59,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def rules(self) -> GgmlRules:
-        return self.record.rules(self.numbers)
+        return self.engine_record.rules(self.version_numbers)
 
     @cached_property
     def model(self) -> GgufModel:
@@ -267,7 +269,7 @@ class GgmlSettings(EngineServer):
     @property
     def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
+        return max(0, self.hardware.capacity_bytes - self.engine_record.context.mib * MIB - self.reserved_bytes)
 
     @property
     def adjusts_flags(self) -> bool:
@@ -276,5 +278,5 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(number: int, padding: int) -> int:
-    return -(-number // padding) * padding
+def _round_up(cells: int, padding: int) -> int:
+    return -(-cells // padding) * padding

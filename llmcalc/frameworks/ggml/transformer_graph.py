@@ -122,8 +122,8 @@ class ModelGraph:
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
-    def _weight(self, name: str, layer: int | None) -> Tensor:
-        bytes_and_device = self.weight(name)
+    def _weight(self, weight_name: str, layer: int | None) -> Tensor:
+        bytes_and_device = self.weight(weight_name)
         device = HOST if layer is None else self.layer_device(layer)
         nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(nbytes, operation="weight", device=weight_device)
@@ -144,18 +144,20 @@ class ModelGraph:
     def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
 
-    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
+    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
+        """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
         layout = None if elements is None else (*elements, input_tensor.layout[-1] if input_tensor.layout else F32)
-        return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=offset)
+        return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
-    def matmul(self, name: str, layer: int | None, rows: int, input_tensor: Tensor, tokens: int) -> Tensor:
-        weight = self._weight(name, layer)
+    def matmul(
+        self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
+    ) -> Tensor:
+        weight = self._weight(weight_name, layer)
         may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
-        return self._new((rows, tokens), weight, input_tensor, may_move=may_move)
+        return self._new((output_width, tokens), weight, input_tensor, may_move=may_move)
 
-    def norm(self, name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
-        weight = self._weight(name, layer)
+    def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
+        weight = self._weight(weight_name, layer)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
         normed = self._inplace(input_tensor, input_tensor)
@@ -231,16 +233,16 @@ class ModelGraph:
         query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
         key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
-        self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
-        self.graph.expand(self._store_in_cache(key_cache, key))
+        self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
+        self.graph.add_operations(self._store_in_cache(key_cache, key))
         if not settings.flash:
             value = self._view(value, None)
-        self.graph.expand(self._store_in_cache(value_cache, value))
+        self.graph.add_operations(self._store_in_cache(value_cache, value))
         heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
-        self.graph.expand(heads_output)
+        self.graph.add_operations(heads_output)
         heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
         if gate_width:
-            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, offset=True))
+            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
@@ -250,17 +252,17 @@ class ModelGraph:
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
+        self, query: Tensor, keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window: int | None
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
         cells = settings.cells[window]
         if settings.flash:
-            weighted_values = self._new((value_dim, heads, tokens), query, keys, values, self.mask(window))
+            weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window))
             return self._view(weighted_values, (value_dim * heads, tokens))
         scores = self._new((cells, tokens, heads), keys, query)
         scores = self._inplace(scores, scores, self.mask(window))
-        weighted_values = self._new((value_dim, tokens, heads), values, scores)
+        weighted_values = self._new((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
             merged_heads.device = HOST
@@ -289,9 +291,9 @@ class ModelGraph:
             tokens,
         )
         query_nope = self._view(query, None)
-        query_rope = self._new((rope_dim, heads, tokens), self._view(query, None, offset=True), self.positions)
+        query_rope = self._new((rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions)
         compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, normed, tokens)
-        key_rope = self._new((rope_dim, tokens), self._view(compressed_latent, None, offset=True), self.positions)
+        key_rope = self._new((rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions)
         normed_latent = self._new(
             (latent_rank, tokens),
             self._view(compressed_latent, None),
@@ -301,12 +303,12 @@ class ModelGraph:
             expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
             cached_latent = self._new((latent_rank + rope_dim, tokens), key_rope, normed_latent)
-            self.graph.expand(self._store_in_cache(cache, cached_latent))
+            self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
                 expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
                 expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
-        self.graph.expand(expanded)
+        self.graph.add_operations(expanded)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
 
     def _attend_expanded(
@@ -330,13 +332,15 @@ class ModelGraph:
         keys_and_values = self.matmul(
             f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
         )
-        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, offset=True))
+        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, has_offset=True))
         query = self._new((nope_dim + rope_dim, heads, tokens), query_nope, query_rope)
         repeated_key_rope = self._new((rope_dim, heads, tokens), key_rope, query_rope)
         key = self._new((nope_dim + rope_dim, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
         value = self._view(value, (value_dim * heads, tokens))
-        self.graph.expand(query, key, value, self._store_in_cache(key_cache, key))
-        self.graph.expand(self._store_in_cache(value_cache, value if self.settings.flash else self._view(value, None)))
+        self.graph.add_operations(query, key, value, self._store_in_cache(key_cache, key))
+        self.graph.add_operations(
+            self._store_in_cache(value_cache, value if self.settings.flash else self._view(value, None))
+        )
         return self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
 
     def _attend_by_head_groups(
@@ -360,7 +364,7 @@ class ModelGraph:
             rotated_keys = self._new((rope_dim, cells), rotated_keys, bytes=F16)
         rotated_keys = self._new_typed((rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys)
         query = self._new((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
-        self.graph.expand(query)
+        self.graph.add_operations(query)
         attended: Tensor | None = None
         for _ in range(heads // heads_per_group):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
@@ -368,16 +372,16 @@ class ModelGraph:
                 (heads_per_group * (nope_dim + value_dim), cells), weight, self._view(cache, None)
             )
             value = self._new_typed(
-                (value_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None, offset=True)
+                (value_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
             )
             key_nope = self._new_typed(
                 (nope_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None)
             )
-            self.graph.expand(key_nope, value)
+            self.graph.add_operations(key_nope, value)
             key = self._new_typed(
                 (nope_dim + rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys, key_nope
             )
-            self.graph.expand(key)
+            self.graph.add_operations(key)
             weighted_values = self._new(
                 (value_dim, heads_per_group, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
@@ -419,7 +423,14 @@ class ModelGraph:
         return self._new((value_dim * heads, tokens), self._view(expanded, None))
 
     def _attend_with_scores(
-        self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
+        self,
+        query: Tensor,
+        cache: Tensor,
+        cached_values: Tensor,
+        cells: int,
+        heads: int,
+        latent_rank: int,
+        window: int | None,
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
         tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
@@ -428,18 +439,18 @@ class ModelGraph:
         group_size, attended, finished_heads = -(-heads // steps), None, 0
         while finished_heads < heads:
             group_heads = min(group_size, heads - finished_heads)
-            queries = query if steps == 1 else self._view(query, None, offset=True)
+            queries = query if steps == 1 else self._view(query, None, has_offset=True)
             scores = self._new((cells, tokens, group_heads), cache, queries)
             scores = self._inplace(scores, scores, self.mask(window))
-            weighted_latents = self._new((rank, tokens, group_heads), values, scores)
+            weighted_latents = self._new((latent_rank, tokens, group_heads), cached_values, scores)
             finished_heads += group_heads
             attended = (
                 weighted_latents
                 if attended is None
-                else self._new((rank, tokens, finished_heads), attended, weighted_latents)
+                else self._new((latent_rank, tokens, finished_heads), attended, weighted_latents)
             )
             if steps > 1:
-                self.graph.expand(attended)
+                self.graph.add_operations(attended)
         assert attended is not None
         return attended
 
@@ -463,9 +474,9 @@ class ModelGraph:
         n, k, expert_width = layer.experts, layer.top_k, layer.expert_width
         may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
-        def product(name: str, input_rows: int, *sources: Tensor) -> Tensor:
+        def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
             return self._new(
-                (input_rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=may_move
+                (input_rows, k, tokens), self._weight(f"blk.{i}.{weight_name}.weight", i), *sources, may_move=may_move
             )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, input_tensor, tokens)
@@ -474,27 +485,27 @@ class ModelGraph:
         chosen_experts = self._view(sorted_experts, None)
         weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
         if self.rules.store_rows:
-            self.graph.expand(weights)
+            self.graph.add_operations(weights)
         input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
-            inner_states = product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
+            inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
         else:
-            up = product("ffn_up_exps", expert_width, input_rows, chosen_experts)
+            up = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
             inner_states = (
-                self.apply_gate(product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up)
+                self.apply_gate(expert_product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up)
                 if layer.is_gated
                 else self._inplace(up, up)
             )
-        down_product = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
+        down_product = expert_product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
         down_product = self._inplace(down_product, down_product, weights)
         if self.rules.style == "ik" or k == 1:
             return self._new((self.hidden, tokens), self._view(down_product, None))
         summed_output = self._new(
-            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, offset=True)
+            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
         )
         for _ in range(k - 2):
-            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, offset=True))
+            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, has_offset=True))
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
@@ -504,47 +515,52 @@ class ModelGraph:
         states = Tensor(0, operation="cache", device=self.layer_device(i))
         projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed, tokens)
         recurrence_output = self._new((projection_width, tokens), projected_input, states)
-        self.graph.expand(recurrence_output, self._store_in_cache(states, recurrence_output))
+        self.graph.add_operations(recurrence_output, self._store_in_cache(states, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
-    def delta_net(self, i: int, sizes: DeltaNet, normed: Tensor) -> Tensor:
+    def delta_net(self, i: int, net_sizes: DeltaNet, normed: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, sizes.heads
-        kept_inputs, state_elements = (sizes.kernel - 1) * sizes.channels, heads * sizes.key_dim * sizes.value_dim
-        value_shape = (sizes.value_dim, heads, tokens)
+        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
+        kept_inputs, state_elements = (
+            (net_sizes.kernel - 1) * net_sizes.channels,
+            heads * net_sizes.key_dim * net_sizes.value_dim,
+        )
+        value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation="cache", device=self.layer_device(i)) for _ in range(2))
         conv_inputs = self._new((kept_inputs, sequences), input_cache)
-        self.graph.expand(normed, conv_inputs)
-        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, sizes.channels, normed, tokens)
+        self.graph.add_operations(normed, conv_inputs)
+        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed, tokens)
         conv_inputs = self._new(
-            (tokens * sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
+            (tokens * net_sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
         )
-        self.graph.expand(self._store_in_cache(input_cache, self._view(conv_inputs, None, offset=True)))
+        self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
         recurrent_state = self._new((state_elements, sequences), state_cache)
-        self.graph.expand(recurrent_state)
-        convolved = self._new((sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
+        self.graph.add_operations(recurrent_state)
+        convolved = self._new((net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
         convolved = self._inplace(convolved, convolved)
-        query = self._new((sizes.key_width, tokens), self._view(convolved, None))
-        key = self._new((sizes.key_width, tokens), self._view(convolved, None, offset=True))
-        value = self._view(convolved, None, offset=True)
+        query = self._new((net_sizes.key_width, tokens), self._view(convolved, None))
+        key = self._new((net_sizes.key_width, tokens), self._view(convolved, None, has_offset=True))
+        value = self._view(convolved, None, has_offset=True)
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
             weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
             decay = self._inplace(decay, decay, *weights)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed, tokens)
         beta = self._inplace(beta, beta)
-        result_elements = (heads * sizes.value_dim * tokens + state_elements * sequences,)
+        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
         recurrence_output = self._new(result_elements, query, key, value, decay, beta, recurrent_state)
-        self.graph.expand(self._store_in_cache(state_cache, self._view(recurrence_output, None, offset=True)))
+        self.graph.add_operations(
+            self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
+        )
         output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
-        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * sizes.value_dim, normed, tokens)
+        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed, tokens)
         gate = self._view(gate, value_shape)
         output = self._inplace(output, output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(output, None), tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def build(self) -> Graph:
+    def build_graph(self) -> Graph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
         token_ids = Tensor(tokens * I32, operation="input", layout=(tokens,))
@@ -565,7 +581,7 @@ class ModelGraph:
             stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             stream = self._with_network(i, layer, stream, tokens)
         normed_output = self.norm("output_norm.weight", self.number, stream)
-        self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
+        self.graph.add_operations(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
 
     def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:

@@ -100,15 +100,19 @@ def read_log(log_text: LogText) -> LogReading | None:
         LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
-        memory_terms = (LogTerm("kv_buffer", sum(log_values.sizes("layers_cache"))),)
+        memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
     is_ollama = "ollama" in log_values or not memory_terms
     if not memory_terms:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in buffer_names if term_name in log_values
+            LogTerm(term_name, log_values.byte_sizes(term_name)[-1])
+            for term_name in buffer_names
+            if term_name in log_values
         )
     is_out_of_memory = "stop" in log_values
-    requested_bytes = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
+    requested_bytes = log_values.last_size("requested") or next(
+        iter(log_values.whole_numbers("requested_bytes")[-1:]), 0
+    )
     if is_out_of_memory and requested_bytes:
         is_ollama = "ollama" in log_values
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
@@ -120,21 +124,21 @@ def read_log(log_text: LogText) -> LogReading | None:
             (buffer_name for buffer_name, hints in FAILURES.items() if log_text.lines_with(*hints)), ""
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    formats = {PLAIN_FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
+    formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
     is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
-    build = "" if is_ollama else log_values.text("build")
+    build = "" if is_ollama else log_values.last_text("build")
     return LogReading(
         program=program,
         title="Ollama" if is_ollama else program,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
         version=f"b{build}" if build and not is_fork else build,
-        model=log_values.text("model"),
-        device=log_values.text("gpu"),
+        model=log_values.last_text("model"),
+        device=log_values.last_text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values),
-        scheme=log_values.text("file_type").lower().replace(" - ", "_"),
+        scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
         off=failed_buffer,
         flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
@@ -143,14 +147,14 @@ def read_log(log_text: LogText) -> LogReading | None:
         if is_out_of_memory
         else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
-        cache_tokens=max(log_values.counts("ctx_size"), default=0),
+        cache_tokens=max(log_values.whole_numbers("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
 
 
-def _is_of_a_slot(line: str) -> bool:
+def _is_of_a_slot(log_line: str) -> bool:
     """Whether a line is about a single server slot, with a fraction of the context."""
-    return _SLOT.search(line[:LONGEST_PREFIX]) is not None
+    return _SLOT.search(log_line[:LONGEST_PREFIX]) is not None
 
 
 _SLOT = re.compile(r"\bslot +\w+: +id ")
@@ -158,8 +162,8 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 def _device_sizes(log_values: LogValues) -> list[int]:
     """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
-    device_bytes = log_values.sizes("vram")
-    return device_bytes[-min(len(device_bytes), max(1, int(log_values.text("devices") or 1))) :]
+    device_bytes = log_values.byte_sizes("vram")
+    return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
 
 
 def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
@@ -167,7 +171,7 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    device_count = int(log_values.text("devices") or 1)
+    device_count = int(log_values.last_text("devices") or 1)
     device_bytes = _device_sizes(log_values)
     tensor_split = (
         [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
@@ -178,20 +182,23 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
     flags |= log_values.stated_numbers(*FLAGS, *IK_FLAGS, "kv_unified")
     if "fused_moe" in flags:
         flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]
-    if log_values.text("flash_attn") in FLASH_VALUES:
-        flags["flash_attn"] = FLASH_VALUES[log_values.text("flash_attn")]
+    if log_values.last_text("flash_attn") in FLASH_VALUES:
+        flags["flash_attn"] = FLASH_VALUES[log_values.last_text("flash_attn")]
     for group_name, flag_field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
         if group_name in log_values:
-            flags[flag_field] = log_values.text(group_name)
+            flags[flag_field] = log_values.last_text(group_name)
     return flags
 
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     """Returns Ollama's options from the log, where all requests share the context equally."""
-    parallel = max(1, int(log_values.text("parallel") or 1))
-    option_texts = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
+    parallel = max(1, int(log_values.last_text("parallel") or 1))
+    option_texts = {
+        "num_batch": log_values.last_text("ubatch_size"),
+        "OLLAMA_NUM_PARALLEL": log_values.last_text("parallel"),
+    }
     if "ctx_size" in log_values:
-        option_texts["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
+        option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel)
     return {option: option_text for option, option_text in option_texts.items() if option_text}
 
 

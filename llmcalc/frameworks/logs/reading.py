@@ -93,12 +93,12 @@ class Pattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(hint: str, expression: str) -> Pattern:
+def pattern(hint: str, regex: str) -> Pattern:
     """Returns a regular expression that is tried only after the fixed text `hint` in a line."""
-    return Pattern(hint, re.compile(expression))
+    return Pattern(hint, re.compile(regex))
 
 
-def _skip_no_line(line: str) -> bool:
+def _skip_no_line(log_line: str) -> bool:
     """Returns False, so that no log line is skipped."""
     return False
 
@@ -125,34 +125,38 @@ class LogValues:
     def __contains__(self, group_name: str) -> bool:
         return bool(self.values.get(group_name))
 
-    def text(self, group_name: str) -> str:
+    def last_text(self, group_name: str) -> str:
         """Returns the last text that a named regex group matched; empty if there is none."""
         return (self.values.get(group_name) or [""])[-1].strip()
 
     @property
     def version(self) -> str:
         """The program's version from the regex group `version`, without a leading `v`."""
-        return self.text("version").removeprefix("v")
+        return self.last_text("version").removeprefix("v")
 
     def stated_numbers(self, *group_names: str) -> dict[str, str]:
         """Returns regex group → matched number as text, without commas."""
-        return {group_name: self.text(group_name).replace(",", "") for group_name in group_names if group_name in self}
+        return {
+            group_name: self.last_text(group_name).replace(",", "") for group_name in group_names if group_name in self
+        }
 
-    def sizes(self, group_name: str) -> list[int]:
+    def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
         return [bytes_of(matched_text) for matched_text in self.values.get(group_name, ())]
 
-    def counts(self, group_name: str) -> list[int]:
+    def whole_numbers(self, group_name: str) -> list[int]:
         """Returns the whole numbers that a named regex group matched."""
         return [int(matched_text.replace(",", "")) for matched_text in self.values.get(group_name, ())]
 
-    def largest(self, *group_names: str) -> list[LogTerm]:
+    def largest_terms(self, *group_names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
-        return [LogTerm(group_name, max(self.sizes(group_name))) for group_name in group_names if group_name in self]
+        return [
+            LogTerm(group_name, max(self.byte_sizes(group_name))) for group_name in group_names if group_name in self
+        ]
 
     def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
-        matched_sizes = self.sizes(group_name)
+        matched_sizes = self.byte_sizes(group_name)
         return matched_sizes[-1] if matched_sizes else None
 
 
@@ -172,10 +176,10 @@ _PAIR = re.compile(
 )
 
 
-def argument_pairs(text: str) -> dict[str, Any]:
+def argument_pairs(arguments_text: str) -> dict[str, Any]:
     """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
     values_by_name: dict[str, Any] = {}
-    for match in _PAIR.finditer(text):
+    for match in _PAIR.finditer(arguments_text):
         printed_value: Any = match["value"]
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"

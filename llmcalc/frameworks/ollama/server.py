@@ -168,7 +168,7 @@ class OllamaServer:
             **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
         }
 
-    def batch(self, parallel: int) -> int:
+    def micro_batch(self, parallel: int) -> int:
         """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
@@ -188,7 +188,7 @@ class OllamaServer:
         return DEFAULT_BATCH
 
     @cached_property
-    def fitted(self) -> FittedServer:
+    def fitted_server(self) -> FittedServer:
         """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         parallel_choices = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
@@ -199,7 +199,7 @@ class OllamaServer:
         return fitted_server
 
     def _fitted_with(self, parallel: int) -> FittedServer:
-        server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
+        server = self._unfitted_server(**self._llama_server_flags(parallel, self.micro_batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
         if not server.asks_for_layers:
@@ -211,7 +211,7 @@ class OllamaServer:
     @property
     def defaults(self) -> dict[str, Any]:
         """Option name → default value."""
-        server = self.fitted.server
+        server = self.fitted_server.server
         return {
             "num_ctx": self.num_ctx,
             "OLLAMA_NUM_PARALLEL": server.sequences,
@@ -232,7 +232,7 @@ def host_layers(fitted_server: FittedServer) -> int:
 
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
-    fitted_server, flags = server.fitted, server.flags
+    fitted_server, flags = server.fitted_server, server.flags
     notes_of_fit = (server.version.note, *fitted_server.notes)
     computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit)
     layer_count = len(fitted_server.server.model.layers) + 1
@@ -254,12 +254,12 @@ def memory(server: OllamaServer) -> EngineMemory:
     return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(answer_notes))
 
 
-def candidates(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields option changes that put the whole model on the GPUs, the cheapest first."""
-    if not host_layers(server.fitted):
+    if not host_layers(server.fitted_server):
         return
     option_changes: list[tuple[str, dict[str, Any]]] = []
-    if server.fitted.server.sequences > 1:
+    if server.fitted_server.server.sequences > 1:
         option_changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
         typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
@@ -272,17 +272,17 @@ def candidates(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     option_changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
     for typed_options, changed_values in option_changes:
         changed_server = server.with_flags(**changed_values)
-        if not host_layers(changed_server.fitted):
+        if not host_layers(changed_server.fitted_server):
             yield typed_options, changed_values
 
 
 def longest_context(server: OllamaServer) -> int | None:
     """Returns the largest num_ctx (a multiple of 256) with the whole model on the GPUs; None without one."""
 
-    def holds(step: int) -> bool:
-        return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
+    def fits_on_gpus(step: int) -> bool:
+        return not host_layers(server.with_flags(num_ctx=256 * step).fitted_server)
 
-    return 256 * largest_number(max(1, server.num_ctx // 256), holds) or None
+    return 256 * largest_number(max(1, server.num_ctx // 256), fits_on_gpus) or None
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
@@ -294,7 +294,7 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         gpu_options = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count)))} if gpu_count > 1 else {}
         server_on_gpus = server.with_flags(**gpu_options)
         server_memory = memory(server_on_gpus)
-        host_layer_count = host_layers(server_on_gpus.fitted)
+        host_layer_count = host_layers(server_on_gpus.fitted_server)
         startup_message = (
             f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
             if host_layer_count
@@ -306,7 +306,7 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         )
 
 
-def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
     server_flags = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:

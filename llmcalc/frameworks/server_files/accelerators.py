@@ -86,12 +86,16 @@ def accelerator_of(label: str) -> str:
     return ""
 
 
-def _accelerator_name(name: str, memory: str) -> str:
+def _accelerator_name(chip_name: str, memory: str) -> str:
     """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
-    if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
+    if (
+        not re.search(r"[a-z]", chip_name)
+        or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", chip_name)
+        or chip_name.endswith(".toml")
+    ):
         return ""
     try:
-        hardware = find_hardware(name)
+        hardware = find_hardware(chip_name)
     except InputError:
         return ""
     stated_gb = int(memory.removesuffix("gb") or 0)
@@ -106,14 +110,14 @@ TOLERANCE_GB = 3
 """Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""
 
 
-def accelerator_count(value: Any, field: str) -> int | None:
+def accelerator_count(count_value: Any, field_name: str) -> int | None:
     """Returns the number of accelerators in a field; None for text, such as `all` or a template variable.
 
-    field: the file and the field, in messages. Raises `InputError` for a number that is no count.
+    field_name: the file and the field, in messages. Raises `InputError` for a number that is no count.
     """
-    count_text = str(value).strip("'\" ")
+    count_text = str(count_value).strip("'\" ")
     if re.fullmatch(r"[0-9]{1,4}", count_text):
         return int(count_text)
-    if isinstance(value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", count_text):
-        raise InputError(f"{field}: {shown(value)}; expected a whole number of accelerators, at most 9,999")
+    if isinstance(count_value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", count_text):
+        raise InputError(f"{field_name}: {shown(count_value)}; expected a whole number of accelerators, at most 9,999")
     return None

@@ -40,21 +40,21 @@ class Arguments:
 
 def read_arguments(
     program: ServerProgram,
-    engine_record: Engine,
+    serving_engine: Engine,
     command_words: Sequence[str],
     location: str,
     read_named: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
-    """Returns the parsed arguments of a server's command. engine_record: the engine.
+    """Returns the parsed arguments of a server's command. serving_engine: the engine.
 
     location: the file and the place in messages.
     read_named: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of(program, engine_record)
+    flags = flags_of(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
     parsed_arguments = Arguments()
     unknown_flags = parsed_arguments.unknown if allow_unknown else None
@@ -70,7 +70,7 @@ def read_arguments(
     ]
     try:
         other_words, flag_values = split_arguments(
-            engine_record.title, flags[::-1], command_words, {}, {}, unknown_flags
+            serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
         )
         config_value = (
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
@@ -84,7 +84,7 @@ def read_arguments(
                 )
             )
             other_words, flag_values = split_arguments(
-                engine_record.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
+                serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
@@ -112,8 +112,8 @@ def read_arguments(
     return parsed_arguments
 
 
-def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
-    return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
+def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
+    return flags_by_name[flag_name].field if flag_name in flags_by_name else flag_name.lstrip("-").replace("-", "_")
 
 
 HF_FILE = "hf_file"
@@ -132,7 +132,7 @@ MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
-def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
+def flags_of(program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*program.model_flags, f"--{MODEL_FLAG}")),
@@ -140,7 +140,7 @@ def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
         Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
         *(Flag((idle_spelling,), is_idle=True) for idle_spelling in program.idle),
         *(Flag((idle_spelling,), "switch", is_idle=True) for idle_spelling in program.idle_switches),
-        *engine_record.known_flags(),
+        *serving_engine.known_flags(),
     )
 
 
@@ -159,22 +159,28 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     return ""
 
 
-def _takes_value(word: str) -> bool:
+def _takes_value(argument_word: str) -> bool:
     """Whether the next word of the command may be an argument's value."""
-    return word.startswith("-") and "=" not in word
+    return argument_word.startswith("-") and "=" not in argument_word
 
 
-def _require_known(flag: Flag, value: Any) -> None:
+def _require_known(flag: Flag, flag_value: Any) -> None:
     """Raises `InputError` if a part of a flag's value is known only when the file runs."""
-    inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    inner_values = (
+        flag_value.values()
+        if isinstance(flag_value, Mapping)
+        else flag_value
+        if isinstance(flag_value, list)
+        else [flag_value]
+    )
     for inner_value in inner_values:
         if isinstance(inner_value, str) and is_unresolved(inner_value):
             raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")
 
 
-def _with_yaml_marks(text: str) -> str:
+def _with_yaml_marks(yaml_text: str) -> str:
     """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
-    return text.replace("\0", YAML_MARK)
+    return yaml_text.replace("\0", YAML_MARK)
 
 
 YAML_MARK = "\ue000"
@@ -185,17 +191,19 @@ MOST_KEYS = 1_000
 """Largest number of keys of a table of a configuration."""
 
 
-def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+def words_of_tables(
+    config_table: Any, known_flags: Mapping[str, Flag], outer_keys: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Yields command-line words equivalent to a config file's keys. known_flags: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
-    if not isinstance(config, Mapping):
+    if not isinstance(config_table, Mapping):
         raise InputError("the configuration is no table; expected flags by their names")
-    if len(config) > MOST_KEYS:
-        raise InputError(f"the configuration has {len(config):,} keys; expected at most {MOST_KEYS:,}")
-    for config_key, config_value in config.items():
-        key_path = (*keys, str(config_key).replace(YAML_MARK, "\0"))
+    if len(config_table) > MOST_KEYS:
+        raise InputError(f"the configuration has {len(config_table):,} keys; expected at most {MOST_KEYS:,}")
+    for config_key, config_value in config_table.items():
+        key_path = (*outer_keys, str(config_key).replace(YAML_MARK, "\0"))
         flag = find_flag(known_flags, f"--{'.'.join(key_path)}") or find_flag(known_flags, f"--{key_path[-1]}")
         outer_flag = known_flags.get(f"--{key_path[0].replace('_', '-')}")
         if isinstance(config_value, Mapping) and not (outer_flag is not None and outer_flag.kind == "table"):
@@ -219,12 +227,12 @@ def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[st
             yield f"{flag_name}={_word_of_value(config_value)}"
 
 
-def _word_of_value(value: Any) -> str:
+def _word_of_value(config_value: Any) -> str:
     """Returns a value as a word of a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping | list):
+    if isinstance(config_value, bool):
+        return str(config_value).lower()
+    if isinstance(config_value, Mapping | list):
         import json
 
-        return json.dumps(value).replace("\\ue000", "\0")
-    return str(value).replace(YAML_MARK, "\0")
+        return json.dumps(config_value).replace("\\ue000", "\0")
+    return str(config_value).replace(YAML_MARK, "\0")

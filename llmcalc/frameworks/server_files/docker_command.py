@@ -81,12 +81,12 @@ def mount_of(volume: Any) -> dict[str, str]:
     return {target.rstrip("/"): host_folder.rstrip("/")} if is_folder else {}
 
 
-def number_of_gpus(text: str, location: str) -> int | None:
+def number_of_gpus(gpus_text: str, location: str) -> int | None:
     """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
     location: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """
-    devices = re.search(r"device=([\w:,-]+)", text)
+    devices = re.search(r"device=([\w:,-]+)", gpus_text)
     if devices is not None and devices[1] != "all":
         return len(devices[1].split(","))
-    return accelerator_count(text.strip("'\"").removeprefix("count="), f"{location}: --gpus")
+    return accelerator_count(gpus_text.strip("'\"").removeprefix("count="), f"{location}: --gpus")

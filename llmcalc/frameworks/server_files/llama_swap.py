@@ -60,8 +60,8 @@ def servers_of_llama_swap(
         yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env))
 
 
-def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
-    macros = table.get("macros")
+def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
+    macros = macro_table.get("macros")
     macro_texts = macros if isinstance(macros, Mapping) else {}
     return {
         str(macro_name): str(macro_text).lower() if isinstance(macro_text, bool) else str(macro_text)
@@ -70,13 +70,20 @@ def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expand_macros(text: str, macros: Mapping[str, str], location: str) -> str:
-    """Returns a command with all macros expanded, including nested macros. location: the location in errors."""
+def _expand_macros(command_text: str, macros: Mapping[str, str], place_in_errors: str) -> str:
+    """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
     for _ in range(DEEPEST):
-        macro_names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
+        macro_names = re.findall(r"\$\{([\w.-]{1,120})\}", command_text)
         if not macro_names:
-            return text
-        if len(text) + sum(len(macros.get(macro_name, macro_name)) for macro_name in macro_names) > LONGEST_VALUE:
-            raise InputError(f"{location}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
-        text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
-    raise InputError(f"{location}: macros name each other; expected at most {DEEPEST} inside each other")
+            return command_text
+        if (
+            len(command_text) + sum(len(macros.get(macro_name, macro_name)) for macro_name in macro_names)
+            > LONGEST_VALUE
+        ):
+            raise InputError(
+                f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
+            )
+        command_text = re.sub(
+            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), command_text
+        )
+    raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

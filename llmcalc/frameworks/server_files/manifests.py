@@ -19,7 +19,7 @@ from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import mount_of
-from .engine_tables import inner_table, table_of_engine, tables_of_engines
+from .engine_tables import inner_table, server_of_table, servers_of_table
 from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, StartedServer
@@ -98,7 +98,7 @@ def servers_in_tables(
     }
     for manifest_item in manifest_items:
         manifest_kind = str(manifest_item.get("kind", ""))
-        table_servers = list(tables_of_engines(manifest_item))
+        table_servers = list(servers_of_table(manifest_item))
         for container in table_servers:
             yield from server_finder.in_words(container)
         if table_servers:
@@ -160,22 +160,22 @@ _LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
 """A `$` that begins no variable of a compose file, as in `"$@"`; it stays for the container's shell (compose-go)."""
 
 
-def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any:
+def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
-    if isinstance(value, str):
-        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, value.replace("$$", DOLLAR_MARK)))
-    if isinstance(value, Mapping):
-        return {key: _expand_variables(inner_value, expand_variables) for key, inner_value in value.items()}
+    if isinstance(manifest_value, str):
+        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, manifest_value.replace("$$", DOLLAR_MARK)))
+    if isinstance(manifest_value, Mapping):
+        return {key: _expand_variables(inner_value, expand_variables) for key, inner_value in manifest_value.items()}
     return (
-        [_expand_variables(inner_value, expand_variables) for inner_value in value]
-        if isinstance(value, list)
-        else value
+        [_expand_variables(inner_value, expand_variables) for inner_value in manifest_value]
+        if isinstance(manifest_value, list)
+        else manifest_value
     )
 
 
-def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
+def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
-    for device in devices if isinstance(devices, list) else ():
+    for device in reserved_devices if isinstance(reserved_devices, list) else ():
         if isinstance(device, Mapping):
             device_ids = device.get("device_ids")
             device_count = (
@@ -209,14 +209,20 @@ def _skypilot_servers(
         yield started_server.with_version_of(versions)
 
 
-def _task_accelerators(value: Any) -> list[tuple[str, int]]:
+def _task_accelerators(accelerators_value: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
-    if isinstance(value, Mapping):
+    if isinstance(accelerators_value, Mapping):
         return [
             (str(accelerator_name), count_text if type(count_text) is int else 1)
-            for accelerator_name, count_text in value.items()
+            for accelerator_name, count_text in accelerators_value.items()
         ][:20]
-    accelerator_texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    accelerator_texts = (
+        accelerators_value
+        if isinstance(accelerators_value, list)
+        else [accelerators_value]
+        if isinstance(accelerators_value, str)
+        else []
+    )
     name_and_count = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
     return [
         (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[0-9]{1,4}", count_text) else 1)
@@ -227,9 +233,9 @@ def _task_accelerators(value: Any) -> list[tuple[str, int]]:
 # ---- Kubernetes and its operators
 
 
-def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
+def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for script_name, script_text in inner_table(item, "data").items():
+    for script_name, script_text in inner_table(config_map, "data").items():
         if isinstance(script_text, str) and str(script_name).endswith((".sh", ".bash")) and starts_server(script_text):
             yield from server_finder.in_script(
                 script_text, {}, (), Container(f"data.{one_line(str(script_name))[:60]}", image="script")
@@ -237,10 +243,10 @@ def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) ->
 
 
 def _inference_service_with_runtime(
-    item: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
+    inference_service: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = inner_table(item, "spec", "predictor", "model")
+    model = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
@@ -255,18 +261,20 @@ def _inference_service_with_runtime(
                 "env": joined_variables,
                 "resources": model.get("resources", {}),
             }
-            outer_tables = item, inner_table(item, "spec", "predictor"), model
+            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model
             yield from _servers_of_container(joined_container, outer_tables, "InferenceService", server_finder)
             return
 
 
-def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
+def _llm_inference_service(
+    inference_service: Mapping[str, Any], server_finder: ServerFinder
+) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_container_servers(item, (), "LLMInferenceService", server_finder))
+    servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
     yield from servers
     if servers:
         return
-    spec = inner_table(item, "spec")
+    spec = inner_table(inference_service, "spec")
     for place_in_file, pod_table in (
         ("LLMInferenceService", spec),
         ("LLMInferenceService.prefill", inner_table(spec, "prefill")),
@@ -278,7 +286,7 @@ def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder)
             else {}
         )
         if pod_table:
-            container_tables = (item, spec, pod_table, main_table)
+            container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
                 place=place_in_file,
                 words=("vllm", "serve", _hub_model(container_tables), *_adapter_flags(container_tables)),
@@ -292,7 +300,7 @@ def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder)
 
 
 def _container_servers(
-    table: Mapping[str, Any],
+    manifest_table: Mapping[str, Any],
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
@@ -302,21 +310,21 @@ def _container_servers(
         raise InputError(
             f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST_NESTING} tables"
         )
-    named_server = table_of_engine(table)
+    named_server = server_of_table(manifest_table)
     if named_server is not None:
-        gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
+        gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
         yield from server_finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
-        any(table_key in table for table_key in COMMAND_KEYS)
-        or (isinstance(table.get("image"), str) and outer_tables)
-        or (_implied_engine((table,)) and _hub_model((table,)))
+        any(table_key in manifest_table for table_key in COMMAND_KEYS)
+        or (isinstance(manifest_table.get("image"), str) and outer_tables)
+        or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
     ):
-        servers = list(_servers_of_container(table, outer_tables, place_in_file, server_finder))
+        servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
         if servers:
             yield from servers
             return
-    for table_key, table_value in table.items():
+    for table_key, table_value in manifest_table.items():
         if table_key in SKIPPED_KEYS:
             continue
         if table_key in YAML_TEXT_KEYS and isinstance(table_value, str):
@@ -326,22 +334,24 @@ def _container_servers(
             if isinstance(inner_element, Mapping):
                 index_text = f"[{i}]" if isinstance(table_value, list) and len(table_value) > 1 else ""
                 inner_place = f"{place_in_file}.{one_line(str(table_key))[:60]}{index_text}".lstrip(".")
-                yield from _container_servers(inner_element, (*outer_tables, table), inner_place, server_finder)
+                yield from _container_servers(
+                    inner_element, (*outer_tables, manifest_table), inner_place, server_finder
+                )
 
 
 def _servers_of_container(
-    table: Mapping[str, Any],
+    container_table: Mapping[str, Any],
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
 ) -> Iterator[StartedServer]:
     """Yields the servers that a container's table starts."""
-    all_tables = (*outer_tables, table)
-    env = _environment_variables(table.get("env"))
+    all_tables = (*outer_tables, container_table)
+    env = _environment_variables(container_table.get("env"))
     command_words = [
         command_part
         for command_key in ("command", "modelCommand", "start_command", "args")
-        for command_part in _command_words(table.get(command_key), server_finder.where)
+        for command_part in _command_words(container_table.get(command_key), server_finder.where)
     ]
     extra_arguments = env.get("VLLM_ADDITIONAL_ARGS", "")
     added_words = (
@@ -349,7 +359,7 @@ def _servers_of_container(
         *(_adapter_flags(all_tables) if command_words else ()),
     )
     command_words = [_expand_container_variables(command_word, env) for command_word in (*command_words, *added_words)]
-    image_name = table.get("image")
+    image_name = container_table.get("image")
     container = Container(
         place=_short_place(place_in_file),
         words=tuple(command_words),
@@ -364,22 +374,22 @@ def _servers_of_container(
     yield from server_finder.in_words(container)
 
 
-def _short_place(location: str) -> str:
+def _short_place(key_path: str) -> str:
     """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
-    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", location)
-    return re.sub(r"\.{2,}", ".", short_place).strip(".") or location
+    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
+    return re.sub(r"\.{2,}", ".", short_place).strip(".") or key_path
 
 
-def _environment_variables(value: Any) -> dict[str, str]:
+def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
-    if isinstance(value, Mapping):
+    if isinstance(environment_value, Mapping):
         return {
             str(variable_name): str(variable_text)
-            for variable_name, variable_text in value.items()
+            for variable_name, variable_text in environment_value.items()
             if _is_plain(variable_text)
         }
     env: dict[str, str] = {}
-    for env_element in value if isinstance(value, list) else ():
+    for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and _is_plain(env_element.get("value")):
             env[str(env_element.get("name"))] = str(env_element["value"])
         elif isinstance(env_element, str) and "=" in env_element:
@@ -390,43 +400,47 @@ def _environment_variables(value: Any) -> dict[str, str]:
     }
 
 
-def _env_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _env_list(environment_value: Any) -> list[Any]:
+    return environment_value if isinstance(environment_value, list) else []
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+def _is_plain(manifest_value: Any) -> bool:
+    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)
 
 
-def _command_words(value: Any, name_in_errors: str) -> list[str]:
+def _command_words(command_value: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
-    if isinstance(value, list):
+    if isinstance(command_value, list):
         return [
             str(command_element)
-            for command_element in value
+            for command_element in command_value
             if _is_plain(command_element) or isinstance(command_element, bool)
         ]
-    if isinstance(value, str):
-        return list(NAMED_COMMANDS[value]) if value in NAMED_COMMANDS else _split_words(value, name_in_errors)
+    if isinstance(command_value, str):
+        return (
+            list(NAMED_COMMANDS[command_value])
+            if command_value in NAMED_COMMANDS
+            else _split_words(command_value, name_in_errors)
+        )
     return []
 
 
-def _split_words(text: str, name_in_errors: str) -> list[str]:
+def _split_words(command_text: str, name_in_errors: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(command_text)
     except ValueError:
         raise InputError(
-            f"{name_in_errors}: '{one_line(text)[:60]}': a quote does not end; expected one that does"
+            f"{name_in_errors}: '{one_line(command_text)[:60]}': a quote does not end; expected one that does"
         ) from None
 
 
-def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
+def _expand_container_variables(command_word: str, env: Mapping[str, str]) -> str:
     """Returns a word in which `$(NAME)` is replaced by the container's variable, or marked as unresolved."""
-    if "$(" not in word:
-        return word
-    if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
-        raise InputError(f"'{one_line(word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
-    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
+    if "$(" not in command_word:
+        return command_word
+    if command_word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
+        raise InputError(f"'{one_line(command_word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
+    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), command_word)
 
 
 def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:

@@ -167,7 +167,7 @@ def program_named(engine: str) -> ServerProgram | None:
     return next((program for program in PROGRAMS if program.engine == engine), None)
 
 
-def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
+def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
     """Returns the server start in a command of a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
@@ -196,27 +196,29 @@ def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | Non
     return None
 
 
-def _is_model(word: str) -> bool:
+def _is_model(command_word: str) -> bool:
     """Whether a word may name a model: on Hugging Face, in a folder of models, or in a variable of the script."""
-    if is_unresolved(word):
+    if is_unresolved(command_word):
         return True
-    return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
+    return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", command_word) is not None and not command_word.startswith(
+        ("/bin/", "/usr/")
+    )
 
 
-def program_of_image(image: str) -> ServerProgram | None:
+def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
-    image_name = image.lower().partition("@")[0]
+    image_name = image_reference.lower().partition("@")[0]
     return next(
         (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
     )
 
 
-def version_of_image(image: str) -> str:
+def version_of_image(image_name: str) -> str:
     """Returns the engine version in a container image's tag; empty without a version."""
-    if OTHER_VERSIONS.search(image):
+    if OTHER_VERSIONS.search(image_name):
         return ""
-    program = program_of_image(image)
-    image_tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    program = program_of_image(image_name)
+    image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
     match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", image_tag)
     return "" if match is None else match[1]
 
@@ -258,9 +260,9 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
     return None
 
 
-def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | None:
+def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    program = next((program for program in PROGRAMS if module in program.modules), None)
+    program = next((program for program in PROGRAMS if python_module in program.modules), None)
     if program is None:
         return None
     if arguments[:1] == ("serve",):

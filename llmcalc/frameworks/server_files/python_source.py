@@ -16,7 +16,7 @@ from ...errors import InputError
 from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
 from ..launch.shell_words import NoShellText
 from ..launch.unresolved import unresolved
-from .engine_tables import table_of_engine
+from .engine_tables import server_of_table
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, StartedServer
 
@@ -39,12 +39,14 @@ GPU_ARGUMENT = "gpu"
 """The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
 
 
-def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[StartedServer]:
+def servers_in_python(
+    source_text: str, server_finder: ServerFinder, variables: Mapping[str, str]
+) -> Iterator[StartedServer]:
     """Yields the servers that a Python file starts. server_finder: the caller. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
-    syntax_tree = parse_python(text, server_finder.where)
+    syntax_tree = parse_python(source_text, server_finder.where)
     syntax_nodes = list(ast.walk(syntax_tree))
     if len(syntax_nodes) > MOST_NODES:
         raise InputError(
@@ -52,7 +54,7 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
         )
     evaluator = _Evaluator(syntax_tree, variables)
     server_count = 0
-    versions = versions_in(text)
+    versions = versions_in(source_text)
     for started_server in evaluator.servers(server_finder):
         server_count += 1
         yield started_server.with_version_of(versions)
@@ -132,7 +134,7 @@ class _Evaluator:
                 commands[variable] = statement.lineno
             for call in (node for node in _direct_calls(statement)):
                 argument_table = self._configuration_arguments(call)
-                named_server = None if argument_table is None else table_of_engine(argument_table)
+                named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
                     yield from server_finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
@@ -147,18 +149,18 @@ class _Evaluator:
                 yield from self._servers_of_command(self.names[variable], container, line_number, server_finder)
 
     def _servers_of_command(
-        self, value: Any, container: Container, line: int, server_finder: ServerFinder
+        self, command_value: Any, container: Container, line_number: int, server_finder: ServerFinder
     ) -> Iterator[StartedServer]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
-        located_container = replace(container, place=f"line {line}")
-        if isinstance(value, str):
+        located_container = replace(container, place=f"line {line_number}")
+        if isinstance(command_value, str):
             script_container = replace(located_container, image="script")
             try:
-                yield from server_finder.in_script(value, self.variables, (), script_container)
+                yield from server_finder.in_script(command_value, self.variables, (), script_container)
             except NoShellText:
                 return  # a text for people that names a server
         else:
-            command_words = [_word_of_value(list_element) for list_element in value[:MOST_WORDS]]
+            command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]
             yield from server_finder.in_words(replace(located_container, words=command_words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
@@ -168,37 +170,38 @@ class _Evaluator:
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call.keywords if keyword.arg}
         return {argument_name: _with_marks(argument_value) for argument_name, argument_value in keyword_values.items()}
 
-    def evaluate(self, node: ast.expr, depth: int = 0) -> Any:
+    def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
         if depth > DEEPEST:
             return Unknown("…")
-        if isinstance(node, ast.Dict):
-            keys_and_values = zip(node.keys, node.values, strict=True)
+        if isinstance(syntax_node, ast.Dict):
+            keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
             return {
                 str(self.evaluate(key_node, depth + 1)): self.evaluate(element_node, depth + 1)
                 for key_node, element_node in keys_and_values
                 if key_node is not None
             }
-        if isinstance(node, ast.List | ast.Tuple):
+        if isinstance(syntax_node, ast.List | ast.Tuple):
             return [
                 element_node
-                for text_node in node.elts[:MOST_WORDS]
+                for text_node in syntax_node.elts[:MOST_WORDS]
                 for element_node in self._list_items(text_node, depth)
             ]
-        if isinstance(node, ast.JoinedStr):
+        if isinstance(syntax_node, ast.JoinedStr):
             text_values = [
-                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
+                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node
+                for text_node in syntax_node.values
             ]
             return "".join(_word_of_value(self.evaluate(text_node, depth + 1)) for text_node in text_values)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _add_values(self.evaluate(node.left, depth + 1), self.evaluate(node.right, depth + 1))
-        if isinstance(node, ast.IfExp):
-            test_result = self.evaluate(node.test, depth + 1)
-            chosen_node = node.body if test_result else node.orelse
+        if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
+            return _add_values(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
+        if isinstance(syntax_node, ast.IfExp):
+            test_result = self.evaluate(syntax_node.test, depth + 1)
+            chosen_node = syntax_node.body if test_result else syntax_node.orelse
             return Unknown("if") if isinstance(test_result, Unknown) else self.evaluate(chosen_node, depth + 1)
-        if isinstance(node, ast.Call):
-            return self._call_result(node, depth)
-        return value_of(node, self.names, depth)
+        if isinstance(syntax_node, ast.Call):
+            return self._call_result(syntax_node, depth)
+        return value_of(syntax_node, self.names, depth)
 
     def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
         if not isinstance(list_node, ast.Starred):
@@ -229,39 +232,39 @@ class _Evaluator:
         return value_of(call, self.names, depth)
 
 
-def _word_of_value(value: Any) -> str:
+def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
-    return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
+    return unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, Unknown) else str(evaluated_value)
 
 
-def _with_marks(value: Any) -> Any:
+def _with_marks(evaluated_value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
-    if isinstance(value, dict):
-        return {key: _with_marks(inner_value) for key, inner_value in value.items()}
-    if isinstance(value, list):
-        return [_with_marks(inner_value) for inner_value in value]
-    return _word_of_value(value) if isinstance(value, Unknown) else value
+    if isinstance(evaluated_value, dict):
+        return {key: _with_marks(inner_value) for key, inner_value in evaluated_value.items()}
+    if isinstance(evaluated_value, list):
+        return [_with_marks(inner_value) for inner_value in evaluated_value]
+    return _word_of_value(evaluated_value) if isinstance(evaluated_value, Unknown) else evaluated_value
 
 
-def _add_values(left: Any, right: Any) -> Any:
+def _add_values(left_value: Any, right_value: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
-    if isinstance(left, list):
-        return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
-    if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
-        return left + _word_of_value(right)[:LONGEST_TEXT]
-    if type(left) is int and type(right) is int:
-        return left + right
+    if isinstance(left_value, list):
+        return [*left_value, *(right_value if isinstance(right_value, list) else [Unknown("…")])][:MOST_WORDS]
+    if isinstance(left_value, str) and isinstance(right_value, str | Unknown) and len(left_value) < LONGEST_TEXT:
+        return left_value + _word_of_value(right_value)[:LONGEST_TEXT]
+    if type(left_value) is int and type(right_value) is int:
+        return left_value + right_value
     return Unknown("…")
 
 
-def _is_command(value: Any) -> bool:
+def _is_command(evaluated_value: Any) -> bool:
     """Whether a value may be a command that starts a server: a list of words, or a text."""
-    if isinstance(value, str):
-        return starts_server(value) and " " in value.strip()
+    if isinstance(evaluated_value, str):
+        return starts_server(evaluated_value) and " " in evaluated_value.strip()
     return (
-        isinstance(value, list)
-        and len(value) > 1
-        and any(isinstance(command_word, str) and starts_server(command_word) for command_word in value[:4])
+        isinstance(evaluated_value, list)
+        and len(evaluated_value) > 1
+        and any(isinstance(command_word, str) and starts_server(command_word) for command_word in evaluated_value[:4])
     )
 
 

@@ -76,7 +76,7 @@ def engines_of(path: str | Path) -> list[str]:
 
 
 def servers_of_text(
-    text: str,
+    file_text: str,
     typed_path: TypedLaunch,
     allow_unknown: bool = False,
     folder: Path | None = None,
@@ -90,7 +90,7 @@ def servers_of_text(
     """
     name_in_errors = typed_path.path
     servers: list[LaunchedServer] = []
-    for started_server in _find_servers(text, typed_path, folder):
+    for started_server in _find_servers(file_text, typed_path, folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, folder, typed_flags)
@@ -113,9 +113,9 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     return list(distinct_servers.values())
 
 
-def _is_worker(start: ServerStart) -> bool:
+def _is_worker(server_start: ServerStart) -> bool:
     """Whether a command joins a server on another machine, and so starts no separate server."""
-    argument_text = " ".join(start.arguments)
+    argument_text = " ".join(server_start.arguments)
     return (
         re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", argument_text)
         is not None
@@ -125,29 +125,29 @@ def _is_worker(start: ServerStart) -> bool:
 # ---- kinds of files
 
 
-def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
+def _find_servers(file_text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
     name_in_errors, shell = typed_path.path, Container("")
     server_finder = ServerFinder(name_in_errors)
     file_name = name_in_errors.rpartition("/")[2].lower()
-    if is_modelfile(text, file_name):
-        yield server_in_modelfile(text, name_in_errors, shell)
+    if is_modelfile(file_text, file_name):
+        yield server_in_modelfile(file_text, name_in_errors, shell)
         return
     is_tables = file_name.endswith((".yaml", ".yml", ".json")) or (
-        SERVER_KEYS.search(text) is not None and text[:2] != "#!"
+        SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
     )
     if not is_tables:
         if file_name.endswith(".py"):
-            if starts_server(text) or any(f"{called_name}(" in text for called_name in CONFIGURATION_CALLS):
-                yield from servers_in_python(text, server_finder, typed_path.variables)
+            if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
+                yield from servers_in_python(file_text, server_finder, typed_path.variables)
             return
-        if not starts_server(text) or file_name.endswith(".toml"):
+        if not starts_server(file_text) or file_name.endswith(".toml"):
             return
-        yield from server_finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
+        yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell)
         return
     variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for document in _yaml_documents(text, name_in_errors):
+    for document in _yaml_documents(file_text, name_in_errors):
         try:
             documents.append(
                 parse_braces(document, name_in_errors)
@@ -155,9 +155,9 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
                 else parse_yaml(document, name_in_errors)
             )
         except (InputError, MissingExtra):
-            if not SERVER_KEYS.search(text) and not starts_server(text):
+            if not SERVER_KEYS.search(file_text) and not starts_server(file_text):
                 return
-            if "{{" in text:
+            if "{{" in file_text:
                 raise InputError(
                     f"{name_in_errors}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
@@ -168,9 +168,11 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
         yield from _bare_configuration(documents[0])
 
 
-def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
+def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
-    documents = [document for document in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if document.strip()]
+    documents = [
+        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
+    ]
     if len(documents) > MOST_DOCUMENTS:
         raise InputError(f"{name_in_errors}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
     return documents
@@ -186,26 +188,26 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
 
-def _bare_configuration(config: Any) -> Iterator[StartedServer]:
+def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
     """Yields the server of a config file without a command, if all keys are flags of one engine."""
-    if isinstance(config, Mapping):
+    if isinstance(config_file, Mapping):
         engine_name = engine_of_flags(
             [
                 f"--{config_key}.{inner_key}"
-                for config_key, config_table in config.items()
+                for config_key, config_table in config_file.items()
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
             + [
                 f"--{config_key}"
-                for config_key, config_value in config.items()
+                for config_key, config_value in config_file.items()
                 if not isinstance(config_value, Mapping)
             ]
         )
         program = program_named(engine_name)
         if program is not None and program.config_flags:
             command_words = tuple(
-                words_of_tables(config, flags_by_spelling(reversed(flags_of(program, engine(engine_name)))))
+                words_of_tables(config_file, flags_by_spelling(reversed(flags_of(program, engine(engine_name)))))
             )
             yield StartedServer(ServerStart(program, command_words), Container(""))
 
@@ -235,23 +237,23 @@ def _read_server(
             f"{server_location}: {image_name} serves from CPUs, which is not modelled; expected an image for "
             "accelerators"
         )
-    engine_record = engine(engine_name)
+    serving_engine = engine(engine_name)
     arguments = read_arguments(
         start.program,
-        engine_record,
+        serving_engine,
         (*_flags_of_variables(start.program, container.env), *start.arguments),
         server_location,
         _named_reader(name_in_errors, folder, started_server.files),
         allow_unknown,
         tuple(typed_flags),
     )
-    fields = {flag.names[0]: flag.field for flag in engine_record.known_flags() if not flag.names[0].startswith("-")}
+    fields = {flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {
         flag_field: container.env[engine_name]
         for engine_name, flag_field in fields.items()
         if engine_name in container.env
     }
-    all_fields = {flag.field for flag in engine_record.known_flags()}
+    all_fields = {flag.field for flag in serving_engine.known_flags()}
     parallel_sizes = {
         flag_field: parallel_size for flag_field, parallel_size in container.sizes.items() if flag_field in all_fields
     }
@@ -327,21 +329,22 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 """Names of variables that are not shown."""
 
 
-def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamedFile:
+def _named_reader(name_in_errors: str, folder: Path | None, written_files: Mapping[str, str]) -> ReadNamedFile:
     """Returns a function that reads a command's files, written by the script or beside the launch file."""
 
-    def read(name: str) -> str:
-        base_name = name.rpartition("/")[2]
-        file_text = files.get(name) or next(
-            (written_text for file_path, written_text in files.items() if file_path.endswith(f"/{base_name}")), None
+    def read(file_name: str) -> str:
+        base_name = file_name.rpartition("/")[2]
+        file_text = written_files.get(file_name) or next(
+            (written_text for file_path, written_text in written_files.items() if file_path.endswith(f"/{base_name}")),
+            None,
         )
         if file_text is not None:
             return file_text
-        paths = () if folder is None else (folder / name, folder / base_name)
+        paths = () if folder is None else (folder / file_name, folder / base_name)
         file_path = next((file_path for file_path in paths if file_path.is_file()), None)
         if file_path is None:
             raise InputError(
-                f"{one_line(name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
+                f"{one_line(file_name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
             )
         return read_text(file_path, LARGEST)
 

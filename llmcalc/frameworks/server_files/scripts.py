@@ -13,7 +13,7 @@ from ..launch.shell_words import Script
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile
-from .programs import PROGRAMS, ServerStart, program_named, program_of_image, start_of, version_of_image
+from .programs import PROGRAMS, ServerStart, program_named, program_of_image, server_start_of, version_of_image
 from .server import Container, StartedServer
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
@@ -25,9 +25,9 @@ MOST_SCRIPTS = 60
 """Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
 
 
-def starts_server(text: str) -> bool:
+def starts_server(file_text: str) -> bool:
     """Whether a text contains the name of a program that starts servers."""
-    return _SERVERS.search(text) is not None
+    return _SERVERS.search(file_text) is not None
 
 
 _SERVERS = re.compile(
@@ -50,7 +50,7 @@ class ServerFinder:
 
     def in_script(
         self,
-        text: str,
+        script_text: str,
         variables: Mapping[str, str],
         arguments: Sequence[str],
         outer_container: Container,
@@ -63,8 +63,8 @@ class ServerFinder:
         self.scripts += 1
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        script = read_script(text, self.where, variables, arguments)
-        versions = versions_in(text)
+        script = read_script(script_text, self.where, variables, arguments)
+        versions = versions_in(script_text)
         for command_line in script.commands:
             command_words = [
                 command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
@@ -98,7 +98,7 @@ class ServerFinder:
         if script_text:
             yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
-        server_start = start_of(command_words, container.image)
+        server_start = server_start_of(command_words, container.image)
         if server_start is None and program is not None and command_words[0].startswith("-"):
             server_start = ServerStart(program, tuple(command_words))
         if server_start is not None:
@@ -150,14 +150,14 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return "", ()
 
 
-def versions_in(text: str) -> Mapping[str, str]:
+def versions_in(file_text: str) -> Mapping[str, str]:
     """Returns engine → the single version that a text installs or names in an image's tag."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:
-            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", text):
+            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
                 versions.setdefault(program.engine, set()).add(match[1])
-    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", text):
+    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
         program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
         if program_of_tag is not None and version:
             versions.setdefault(program_of_tag.engine, set()).add(version)

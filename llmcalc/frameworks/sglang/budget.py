@@ -23,7 +23,7 @@ from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed import compressed_tokens
-from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Drafts, draft_layers, drafts_of
+from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
 from .flags import SCHEMES
 from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
@@ -83,12 +83,12 @@ class Server(EngineServer):
     }
 
     @property
-    def record(self) -> SGLangRecord:
+    def engine_record(self) -> SGLangRecord:
         return sglang_record()
 
     @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(self.numbers)
+        return self.engine_record.rules(self.version_numbers)
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -109,11 +109,16 @@ class Server(EngineServer):
 
     @property
     def cached_element_bytes(self) -> int:
-        """The bytes per element of the KV cache; latents of an indexer have 8 bits on Blackwell by default
-        (python/sglang/srt/server_args.py).
+        """The bytes per element of the KV cache.
+
+        Latents of an indexer have 8 bits on Blackwell by default (python/sglang/srt/server_args.py).
         """
         is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL_CAPABILITY
-        if is_blackwell and self.flags.get("kv_cache_dtype", "auto") == "auto" and self.rank(0).selects_latents:
+        if (
+            is_blackwell
+            and self.flags.get("kv_cache_dtype", "auto") == "auto"
+            and self.rank_of_stage(0).selects_latents
+        ):
             return 1
         return super().cached_element_bytes
 
@@ -208,14 +213,14 @@ class Server(EngineServer):
         return architectures(self.preset)
 
     @cached_property
-    def drafts(self) -> Drafts:
+    def speculation(self) -> Speculation:
         """The server's settings of speculative decoding."""
-        return drafts_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
+        return speculation_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
 
     @property
     def max_running_requests(self) -> int | None:
         """The largest number of concurrent requests in all replicas; None without a limit."""
-        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
+        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.speculation.tokens else None
         flag_value: int | None = self.flags.get("max_running_requests", default_requests)
         return flag_value
 
@@ -245,7 +250,9 @@ class Server(EngineServer):
         }
         chosen_backend = self.flags.get("attention_backend")
         uses_aiter = (
-            chosen_backend == "aiter" if chosen_backend else heads <= {16, 128} and not self.rank(0).selects_latents
+            chosen_backend == "aiter"
+            if chosen_backend
+            else heads <= {16, 128} and not self.rank_of_stage(0).selects_latents
         )
         return self.rules.aiter_share if uses_aiter else 1
 
@@ -258,7 +265,8 @@ class Server(EngineServer):
     def chunked_prefill_size(self) -> int:
         """The tokens of a prefill chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
-            "chunked_prefill_size", self.record.defaults(self.numbers, self.nvidia_smi_gib).chunked_prefill_size
+            "chunked_prefill_size",
+            self.engine_record.defaults(self.version_numbers, self.nvidia_smi_gib).chunked_prefill_size,
         )
         return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
@@ -268,7 +276,7 @@ class Server(EngineServer):
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
-            return self.record.fraction_of_tp(self.tp)
+            return self.engine_record.fraction_of_tp(self.tp)
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
@@ -280,7 +288,7 @@ class Server(EngineServer):
         """The GiB that the default fraction leaves beside weights and KV cache."""
         memory_gib, rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
-        defaults = self.record.defaults(self.numbers, memory_gib)
+        defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
         if rules.fraction == "by_memory":
             return defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
@@ -290,14 +298,14 @@ class Server(EngineServer):
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
         tokens = chunk_tokens
         if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (max_running_requests or decode_graph_mib) * max(1, self.drafts.tokens)
+            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.tokens)
         reserved_gib = (
             512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.divides_attention:
             reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
         prompt_graph_mib = prompt_graphs_mib(
-            rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk_tokens, self.pp
+            rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
         )
         reserved_gib += prompt_graph_mib / 1024
         return (max(reserved_gib, 10.0) if memory_gib > 60 else reserved_gib) + self.draft_reserve_gib
@@ -311,21 +319,21 @@ class Server(EngineServer):
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
-    def loads_draft_modules(self, stage: int) -> bool:
+    def loads_draft_modules(self, stage_number: int) -> bool:
         """Whether a stage has drafting modules, whose memory reduces the KV cache."""
-        return self.drafts.with_mtp and stage == self.pp - 1
+        return self.speculation.with_mtp and stage_number == self.pp - 1
 
     @cached_property
     def draft(self) -> EngineRank | None:
         """The draft model on one rank; None without one."""
-        if self.drafts.draft is None:
+        if self.speculation.draft is None:
             return None
-        return EngineRank(self.drafts.draft, Layout(tp=self.tp), 0, None, self.dtype)
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
 
-    def rank(self, stage: int) -> EngineRank:
+    def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        loads_towers, layout = self.loads_towers and stage == 0, self.layout
-        rank_number = layout.rank(pp=stage)
+        loads_towers, layout = self.loads_towers and stage_number == 0, self.layout
+        rank_number = layout.rank(pp=stage_number)
         if not self.divides_attention:
             return EngineRank(
                 self.preset,
@@ -334,13 +342,13 @@ class Server(EngineServer):
                 self.quantize,
                 self.dtype,
                 loads_towers,
-                self.loads_draft_modules(stage),
+                self.loads_draft_modules(stage_number),
             )
         attention_layout = replace(layout, tp=self.tp // self.dp)
-        has_draft_modules = self.loads_draft_modules(stage)
+        has_draft_modules = self.loads_draft_modules(stage_number)
         return AttentionRank(
-            self.preset, attention_layout, attention_layout.rank(pp=stage), self.quantize, self.dtype, loads_towers,
-            has_draft_modules, network_layout=layout, network_rank=rank_number,
+            self.preset, attention_layout, attention_layout.rank(pp=stage_number), self.quantize, self.dtype,
+            loads_towers, has_draft_modules, network_layout=layout, network_rank=rank_number,
             divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
@@ -358,7 +366,7 @@ class Server(EngineServer):
     @property
     def cuda_context(self) -> MeasuredContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
-        return self.record.cuda_context(self.hardware, self.tp * self.pp)
+        return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property
     def outside_torch(self) -> int:
@@ -372,7 +380,7 @@ class Server(EngineServer):
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
-        is_scaled = {*self.architectures}.isdisjoint(self.record.unscaled_tables)
+        is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
@@ -396,7 +404,7 @@ class Server(EngineServer):
     @property
     def pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
-        defaults = self.record.ratios
+        defaults = self.engine_record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
             float(self.flags.get("swa_full_tokens_ratio", defaults.window)),
@@ -412,42 +420,48 @@ class Server(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A text: the memory of a forward pass, which the cache does not get."""
+        """The origin of the memory for a forward pass, in words."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
 
     @property
-    def load(self) -> RankLoad:
+    def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
         replicas, requests = self.dp if self.divides_attention else 1, self.max_running_requests
-        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.drafts.tokens)
+        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.speculation.tokens)
 
-    def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
+    def state_pool_in(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
-        available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
+        available_bytes: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
         if not rank.state_caches or compressed_layers(rank):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        return state_pool(rank, self.rules, self.flags, available, self.pool_ratios[0], self.load)
+        return state_pool(rank, self.rules, self.flags, available_bytes, self.pool_ratios[0], self.rank_load)
 
-    def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
+    def compressed_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
         if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
             raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
         return compressed_tokens(
-            rank, self.rules, self.flags, available, self.load, self.longest_request, self.chunked_prefill_size
+            rank,
+            self.rules,
+            self.flags,
+            available_bytes,
+            self.rank_load,
+            self.longest_request,
+            self.chunked_prefill_size,
         )
 
-    def cache_tokens_in(self, rank: EngineRank, available: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""
+    def cache_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
+        """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
         if compressed_layers(rank):
-            return self.compressed_tokens_in(rank, available)
+            return self.compressed_tokens_in(rank, available_bytes)
         caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window = self.pool_ratios
@@ -455,7 +469,7 @@ class Server(EngineServer):
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
-        drafting_layers = draft_layers(self.drafts, self.preset) if full_layers else 0
+        drafting_layers = draft_layers(self.speculation, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
@@ -465,7 +479,7 @@ class Server(EngineServer):
             )
             for cache in caches
         )
-        return max(0, int(available // token_bytes))
+        return max(0, int(available_bytes // token_bytes))
 
 
 def memory(server: Server) -> EngineMemory:
@@ -475,7 +489,7 @@ def memory(server: Server) -> EngineMemory:
     page_tokens = int(flags.get("page_size", 1))
     stages = []
     for stage_number in range(server.pp):
-        rank = server.rank(stage_number)
+        rank = server.rank_of_stage(stage_number)
         weights = server.measured_or_computed("weights", server.loaded_bytes(rank))
         cache_bytes = server.measured_or_computed("kv_cache", budget - weights - server.multimodal_bytes)
         pool = server.state_pool_in(rank, cache_bytes)
@@ -489,19 +503,19 @@ def memory(server: Server) -> EngineMemory:
             "budget",
             budget,
             "estimate",
-            rules.place,
+            rules.source_place,
             f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", rules.place, server.profile_run_origin),
+        Term("profile_run", server.multimodal_bytes, "source", rules.source_place, server.profile_run_origin),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
+        Term("cuda_graphs", 0, "source", rules.source_place, "outside the budget; in what the fraction leaves"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.source_place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
     startup_error = ""
     if tokens == 0:
-        startup_error = server.record.messages["no_cache" if pool is None or pool.requests else "no_states"]
+        startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
     concurrency = tokens / length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
@@ -532,7 +546,7 @@ def memory(server: Server) -> EngineMemory:
 
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*host_expert_notes(server.rank(0), server.flags)]
+    notes = [*host_expert_notes(server.rank_of_stage(0), server.flags)]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
@@ -552,10 +566,11 @@ def _states_note(pool: StatePool | None, concurrency: float) -> str:
     )
 
 
-def _cache_note(tokens: int, length: int, stops: bool) -> str:
+def _cache_note(cache_tokens: int, max_tokens: int, stops: bool) -> str:
     """Returns a note if the KV cache is too small for one request; otherwise an empty text."""
-    if stops or tokens >= length:
+    if stops or cache_tokens >= max_tokens:
         return ""
     return (
-        f"requests of more than {tokens:,} tokens are refused: the cache holds fewer than --context-length {length:,}"
+        f"requests of more than {cache_tokens:,} tokens are refused: the cache holds fewer than --context-length "
+        f"{max_tokens:,}"
     )

@@ -13,7 +13,7 @@ HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
-def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}

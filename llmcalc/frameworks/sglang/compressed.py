@@ -81,20 +81,20 @@ def compressed_tokens(
     rank: EngineRank,
     rules: Rules,
     flags: Mapping[str, Any],
-    available: int,
-    load: RankLoad,
-    length: int,
-    chunk: int,
+    available_bytes: int,
+    rank_load: RankLoad,
+    longest_tokens: int,
+    chunk_tokens: int,
 ) -> int:
     """Returns the tokens of a cache with compressed attention.
 
-    flags: values of SGLang's flags by their fields. available: bytes for the cache. length: tokens of the longest
-    request. chunk: tokens of a prompt's chunk.
+    flags: values of SGLang's flags by their fields. available_bytes: bytes for the cache. longest_tokens: tokens of the
+    longest request. chunk_tokens: tokens of a prompt's chunk.
     Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
     """
     if rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), load.draft_tokens, load.requests
+    cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
     has_paged_states = rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
@@ -113,18 +113,20 @@ def compressed_tokens(
     if has_paged_states and running_requests is not None and "swa_full_tokens_ratio" not in flags:
         window_share = 0
         fixed_bytes = (
-            draft_layer_factor * window_token * _window_slots(cache_sizes, flags, running_requests, chunk, draft_tokens)
+            draft_layer_factor
+            * window_token
+            * _window_slots(cache_sizes, flags, running_requests, chunk_tokens, draft_tokens)
         )
     token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
     if rules.compressed_states == "pages":
         token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
         if running_requests is None:
-            tokens = int(available / token_bytes)
-            running_requests = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
+            tokens = int(available_bytes / token_bytes)
+            running_requests = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
         state_rows = (running_requests + 1) * ring_slots[1] + ring_slots[1] + 1
         fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
-    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
+    return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
 def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, is_paged: bool) -> float:

@@ -77,14 +77,14 @@ def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterat
     free_bytes = log_values.last_size("free")
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
         yield LogTerm("budget", int(free_bytes * float(fraction)))
-    yield from log_values.largest("weights", "cuda_graphs")
+    yield from log_values.largest_terms("weights", "cuda_graphs")
     left_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and left_bytes is not None:  # before 0.4.4
         yield LogTerm("weights", free_bytes - left_bytes)
-    cache = sum(sum(log_values.sizes(term_name)) for term_name in ("keys", "values", "latents"))
+    cache = sum(sum(log_values.byte_sizes(term_name)) for term_name in ("keys", "values", "latents"))
     if cache:
         yield LogTerm("kv_cache", cache)
     for term_name in ("max_total_num_tokens", "tokens"):
         if term_name in log_values:
-            yield LogTerm("kv_tokens", max(log_values.counts(term_name)), "tokens")
+            yield LogTerm("kv_tokens", max(log_values.whole_numbers(term_name)), "tokens")
             return

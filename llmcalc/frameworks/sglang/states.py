@@ -53,21 +53,26 @@ class StatePool(NamedTuple):
 
 
 def state_pool(
-    rank: EngineRank, rules: Rules, flags: Mapping[str, Any], available: int, share: float, load: RankLoad
+    rank: EngineRank,
+    rules: Rules,
+    flags: Mapping[str, Any],
+    available_bytes: int,
+    state_share: float,
+    rank_load: RankLoad,
 ) -> StatePool:
     """Returns the pool of recurrent states of a rank.
 
-    flags: values of SGLang's flags by their fields. available: bytes for states and cache together.
-    share: parts of states to one part of cache.
+    flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
+    state_share: parts of states to one part of cache.
     """
-    requests, replicas, draft_tokens = load
+    requests, replicas, draft_tokens = rank_load
     slot_bytes = slot_bytes_of(rank, flags)
     padding_slots = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
     slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
     draft_slots = draft_tokens if rules.states_of_drafts == "slots" else 0
     if draft_tokens and rules.states_of_drafts == "requests":
-        available -= slot_bytes * (requests or 0) * draft_tokens
+        available_bytes -= slot_bytes * (requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slot_count = int(flags["max_mamba_cache_size"]) // replicas
     elif (
@@ -75,7 +80,7 @@ def state_pool(
     ) or not rules.shares_states:
         slot_count = requests or DEFAULT_SLOTS
     else:
-        state_budget = available * share / (1 + share)
+        state_budget = available_bytes * state_share / (1 + state_share)
         states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
         slot_count = int(
             (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
@@ -83,11 +88,11 @@ def state_pool(
         )
     concurrent_requests = slot_count // slots_per_request
     if draft_tokens and rules.states_of_drafts == "budget":
-        available -= (
+        available_bytes -= (
             slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
         )
     return StatePool(
-        slot_count, concurrent_requests, available - slot_bytes * (1 + draft_slots) * (slot_count + padding_slots)
+        slot_count, concurrent_requests, available_bytes - slot_bytes * (1 + draft_slots) * (slot_count + padding_slots)
     )
 
 
@@ -103,7 +108,7 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
     format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
-    return sum(state.layers * state.bytes for state in rank.stored_states(factors=format_ratios))
+    return sum(state.layers * state.bytes for state in rank.stored_states(format_ratios=format_ratios))
 
 
 def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ HIGHEST_FRACTION = 0.95
 """The highest fraction of the free memory that is tried."""
 
 
-def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.max_num_tokens > FEWER_TOKENS:
         yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}

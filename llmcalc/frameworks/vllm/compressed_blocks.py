@@ -61,7 +61,7 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
     page_sizes = sorted({pages.bytes for pages in entry_pages})
     tuple_counts = [_number_of_tuples(entry_pages), *map(_number_of_tuples, pages_by_group.values())]
-    tuples_per_group = _least_padding(tuple_counts, tuple_counts[0])
+    tuples_per_group = _tuples_per_group(tuple_counts, tuple_counts[0])
     groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
@@ -123,25 +123,26 @@ def _align_page(page_bytes: int) -> int:
     return -(-page_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
+def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
     """Bytes of a page → number of layers with pages of this size in a group."""
     layers: dict[int, int] = {}
-    for pages in group:
+    for pages in group_pages:
         layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
     return layers
 
 
-def _number_of_tuples(group: Iterable[Pages]) -> int:
+def _number_of_tuples(group_pages: Iterable[Pages]) -> int:
     """The number of page tuples (one page of each size) in a group."""
-    return max(_layers_by_size(group).values())
+    return max(_layers_by_size(group_pages).values())
 
 
-def _least_padding(tuple_counts: list[int], least_padding: int) -> int:
-    """Returns the number of tuples, at least `least_padding`, whose multiples exceed the counts least; the larger
-    of equals (`_approximate_gcd`).
+def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
+    """Returns the number of tuples per group, at least `least_tuples`, that pads the groups least.
+
+    Of equals the larger number (`_approximate_gcd`).
     """
     return min(
-        range(least_padding, max(tuple_counts) + 1),
+        range(least_tuples, max(tuple_counts) + 1),
         key=lambda padded_count: (sum(-tuple_count % padded_count for tuple_count in tuple_counts), -padded_count),
     )
 

@@ -54,7 +54,7 @@ class CUDAGraphs(NamedTuple):
         return (self.piecewise + self.full) * self.copies
 
     def estimated_bytes(self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int) -> int:
-        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: of `split_buffer_bytes`."""
+        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: from `split_buffer_bytes`."""
         if not self.number:
             return 0
         complex_layers = layers_with_many_kernels(rank)

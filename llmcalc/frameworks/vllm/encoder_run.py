@@ -143,7 +143,8 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Ma
         else [request.size]
     )
     largest_image = max(
-        _processed_images(image_rule, image_sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens
+        _processed_images(image_rule, image_sizes, tower.patches.patch_size),
+        key=lambda processed_image: processed_image.tokens,
     )
     images_per_input = 1
     if request.frames:

@@ -1,4 +1,4 @@
-"""Tensors that vLLM allocates beside a Gemma 3n's or Gemma 4's own (model_executor/models/gemma4.py).
+"""Additional tensors that vLLM allocates for Gemma 3n and Gemma 4 (model_executor/models/gemma4.py).
 
 Its classes have one matrix of queries, keys and values in each layer: also in layers that take keys and values from a
 lower one, and in layers whose values are the projected keys. CUDA graphs read the small embeddings

@@ -66,9 +66,9 @@ class BlockPool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(group.states is not None and group.states.mode == "align" for group in self.groups)
 
-    def blocks(self, available: int) -> int:
-        """Returns the number of blocks that fit into `available` bytes."""
-        return max(0, available // self.block_bytes)
+    def blocks(self, available_bytes: int) -> int:
+        """Returns the number of blocks that fit into `available_bytes` bytes."""
+        return max(0, available_bytes // self.block_bytes)
 
     def blocks_of_request(self, length: int, tokens_in_flight: int) -> int:
         """Returns the number of blocks that a request of `length` tokens needs."""

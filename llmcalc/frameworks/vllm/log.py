@@ -124,13 +124,13 @@ def read_log(log_text: LogText) -> LogReading | None:
         startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
     ):
         return None
-    model = str(logged_flags.pop("model", "")) or log_values.text("model")
-    utilization = log_values.text("gpu_memory_utilization")
+    model = str(logged_flags.pop("model", "")) or log_values.last_text("model")
+    utilization = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
-        total_bytes = round(float(log_values.text("total_gib").rstrip(".") or 0) * GIB)
+        total_bytes = round(float(log_values.last_text("total_gib").rstrip(".") or 0) * GIB)
     if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
-        total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
+        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     return LogReading(
@@ -158,24 +158,26 @@ def _advised_flag(refusal: str) -> str:
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     """Yields each logged memory size: the largest of all ranks, and for the KV cache the smallest."""
-    yield from log_values.largest("budget", "weights")
+    yield from log_values.largest_terms("budget", "weights")
     if "peak" in log_values and "weights" in log_values:
-        yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))
+        yield LogTerm("profile_run", max(log_values.byte_sizes("peak")) - max(log_values.byte_sizes("weights")))
     if "peak_with_graphs" in log_values:  # from 0.27 on the printed peak has the estimate of the graphs in it (#57936)
-        graph_estimates = log_values.sizes("estimated_graphs") or [0]
-        yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(graph_estimates))
-    yield from log_values.largest("profile_run", "non_torch")
+        graph_estimates = log_values.byte_sizes("estimated_graphs") or [0]
+        yield LogTerm("profile_run", max(log_values.byte_sizes("peak_with_graphs")) - max(graph_estimates))
+    yield from log_values.largest_terms("profile_run", "non_torch")
     if "consumed" in log_values and "weights" in log_values and "non_torch" not in log_values:
-        yield LogTerm("non_torch", max(0, max(log_values.sizes("consumed")) - max(log_values.sizes("weights"))))
+        yield LogTerm(
+            "non_torch", max(0, max(log_values.byte_sizes("consumed")) - max(log_values.byte_sizes("weights")))
+        )
     graph_size_name = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
     if graph_size_name in log_values:
-        yield LogTerm("cuda_graphs", max(log_values.sizes(graph_size_name)))
+        yield LogTerm("cuda_graphs", max(log_values.byte_sizes(graph_size_name)))
     if "kv_cache" in log_values:
-        yield LogTerm("kv_cache", min(log_values.sizes("kv_cache")))
+        yield LogTerm("kv_cache", min(log_values.byte_sizes("kv_cache")))
     if "blocks" in log_values:
-        yield LogTerm("blocks", min(log_values.counts("blocks")), "blocks")
+        yield LogTerm("blocks", min(log_values.whole_numbers("blocks")), "blocks")
     if "kv_tokens" in log_values:
-        yield LogTerm("kv_tokens", min(log_values.counts("kv_tokens")), "tokens")
+        yield LogTerm("kv_tokens", min(log_values.whole_numbers("kv_tokens")), "tokens")
 
 
 def _flags_in_log(log_text: LogText) -> dict[str, Any]:

@@ -51,10 +51,10 @@ class StateBlocks(NamedTuple):
     alignment: int = ALIGNMENT
     factors: Mapping[str, Fraction] = SAME_FORMATS
 
-    def blocks_of_request(self, length: int, block: int) -> int:
-        """Returns the state blocks of a layer group for one request of this length. block: tokens per block."""
+    def blocks_of_request(self, length: int, block_tokens: int) -> int:
+        """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
         if self.mode == "all":
-            return -(-length // block) + self.draft_tokens
+            return -(-length // block_tokens) + self.draft_tokens
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
 
 
@@ -109,9 +109,9 @@ def _factors_of_formats(
     )
 
 
-def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
+def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
     """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
-    dtype_name = str(flags.get(field, "auto"))
+    dtype_name = str(flags.get(flag_field, "auto"))
     return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8
 
 
@@ -173,10 +173,10 @@ def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, dra
     return "all"
 
 
-def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
+def stored_states(rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
     """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
     has_no_draft_states = any(isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(rank.preset.model))
-    return rank.stored_states(0 if has_no_draft_states else states.draft_tokens, states.factors)
+    return rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.factors)

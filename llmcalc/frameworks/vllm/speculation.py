@@ -84,11 +84,11 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     return Speculation(draft_tokens, draft=draft)
 
 
-def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
+def draft_flags(method: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
         method = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
-    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
+    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
 def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:

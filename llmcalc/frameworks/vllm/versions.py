@@ -149,7 +149,7 @@ class NonTorch(VersionRange, MeasuredOverhead):
 
 
 class GraphEstimate(Record):
-    """What vLLM's estimate of CUDA graphs measures in one graph.
+    """The memory of a single CUDA graph in vLLM's own estimate, as start-up logs print it.
 
     shared_mib: the pool that the first graph leaves. mib_per_layer: of each further graph. mib_per_complex_layer: the
     same of layers with experts, recurrent states or an indexer.
