@@ -117,12 +117,8 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
-    token_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = (
-        None
-        if token_match is None
-        else exact_number(token_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[token_match[2]]
-    )
+    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
+    tokens = None if match is None else exact_number(match[1], f"{flag_name} {flag_value}") * _SUFFIXES[match[2]]
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
@@ -276,14 +272,10 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     flag = flags_by_name.get(flag_name) or flags_by_name.get(hyphenated(flag_name))
     if flag is not None:
         return MatchedFlag(flag)
-    flag_before_dot, separator, nested_keys = flag_name.partition(".")
-    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
-    if (
-        separator
-        and table_flag is not None
-        and (table_flag.kind == "table" or table_flag.is_idle or table_flag.refused)
-    ):
-        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
+    flag_before_dot, dot, nested_keys = flag_name.partition(".")
+    table = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
+    if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
+        return MatchedFlag(table, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
             candidate.field: candidate
@@ -324,8 +316,8 @@ def split_arguments(
         if argument == "--":
             kept_arguments += [argument, *argument_queue]
             break
-        argument_name, equals_sign, attached_value = argument.partition("=")
-        flag = flags_by_name.get(argument_name) or flags_by_name.get(hyphenated(argument_name))
+        option, equals_sign, attached_value = argument.partition("=")
+        flag = flags_by_name.get(option) or flags_by_name.get(hyphenated(option))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
@@ -334,40 +326,34 @@ def split_arguments(
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        if (
-            argument_name in other_arguments
-            and argument_name not in flags_by_name
-            and hyphenated(argument_name) not in flags_by_name
-        ):
+        if option in other_arguments and option not in flags_by_name and hyphenated(option) not in flags_by_name:
             kept_arguments.append(argument)
-            if other_arguments[argument_name] and not equals_sign and argument_queue:
+            if other_arguments[option] and not equals_sign and argument_queue:
                 kept_arguments.append(argument_queue.popleft())
             continue
-        matched_flag = find_flag(flags_by_name, argument_name)
-        switch_turned_off = (
-            None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, argument_name)
-        )
+        matched_flag = find_flag(flags_by_name, option)
+        switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
         if switch_turned_off is not None:
             flag_values[switch_turned_off.field] = False
             continue
         if matched_flag is None:
-            if argument_name in renamed_flags:
+            if option in renamed_flags:
                 if not equals_sign and not argument_queue:
-                    raise InputError(f"{argument_name}: the value is missing")
-                flag_values[keyword_of(argument_name)] = attached_value if equals_sign else argument_queue.popleft()
+                    raise InputError(f"{option}: the value is missing")
+                flag_values[keyword_of(option)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
             known_spellings = {
                 hyphenated(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = suggest(hyphenated(argument_name), known_spellings)
+            suggestion = suggest(hyphenated(option), known_spellings)
             if unknown is None:
-                raise InputError(f"{argument_name}: {engine_title} has no such flag.{suggestion}")
-            unknown[argument_name] = f"{engine_title} has no such flag"
+                raise InputError(f"{option}: {engine_title} has no such flag.{suggestion}")
+            unknown[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
         flag = matched_flag.flag
-        flag_value = attached_value if equals_sign else _take_value(argument_name, flag, argument_queue)
+        flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
         if matched_flag.keys:
             _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
         else:

@@ -31,20 +31,14 @@ def layouts_of(
     parallel_sizes = [
         (tp, pp)
         for tp in (
-            [stated_tensor]
-            if stated_tensor
-            else [parallel_size for parallel_size in powers_of_two if parallel_size <= largest_tensor]
+            [stated_tensor] if stated_tensor else [degree for degree in powers_of_two if degree <= largest_tensor]
         )
         for pp in ([stated_stages] if stated_stages else powers_of_two)
         if tp * pp <= most_devices
         and (stated_stages or pp == 1 or (has_stages and (stated_tensor or tp == largest_tensor)))
     ]
-    for tp, pp in sorted(parallel_sizes, key=lambda parallel_size: parallel_size[0] * parallel_size[1]):
-        flags = {
-            size_field: parallel_size
-            for size_field, parallel_size in ((tensor_field, tp), (stage_field, pp))
-            if parallel_size > 1
-        }
+    for tp, pp in sorted(parallel_sizes, key=lambda degree: degree[0] * degree[1]):
+        flags = {size_field: degree for size_field, degree in ((tensor_field, tp), (stage_field, pp)) if degree > 1}
         try:
             yield flags, memory_of(server.with_flags(**flags))
         except InputError as error:

@@ -402,13 +402,9 @@ def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
     if depth > 8:
         return
     for field_name in type(component).model_fields:
-        field_value = getattr(component, field_name)
+        value = getattr(component, field_name)
         for inner_component in (
-            field_value
-            if isinstance(field_value, tuple | list)
-            else field_value.values()
-            if isinstance(field_value, dict)
-            else [field_value]
+            value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
             if isinstance(inner_component, Record):
                 yield from _walk_components(inner_component, depth + 1)

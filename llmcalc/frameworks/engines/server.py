@@ -178,11 +178,7 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """Flag name → effective value, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {
-            flag_name: effective_value
-            for flag_name, effective_value in effective_values.items()
-            if flag_name != RECEIPT_FIELD
-        }
+        return {flag_name: value for flag_name, value in effective_values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:

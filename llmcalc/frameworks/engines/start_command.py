@@ -19,11 +19,7 @@ PLAIN_BITS = 16
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
-    return (
-        None
-        if preset.changes
-        else next((possible_name for possible_name in possible_names if is_hub_id(possible_name)), None)
-    )
+    return None if preset.changes else next((name for name in possible_names if is_hub_id(name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:

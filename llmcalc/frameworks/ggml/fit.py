@@ -17,11 +17,7 @@ from .placement import LayerDevices, Placement
 from .server import Buffers, GgmlServer
 from .settings import MIB
 
-HOSTED_PARTS = {
-    "attention": ("gate", "up", "gate_up", "down"),
-    "up": ("gate", "gate_up", "down"),
-    "gate": ("down",),
-}
+HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
 """What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
 
 

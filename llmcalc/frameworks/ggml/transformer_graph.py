@@ -354,43 +354,39 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
-        heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
+        group_heads, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
         max_mib = settings.attention_batch_mib
-        while max_mib and key_value_mib > max_mib and heads_per_group % 2 == 0:
-            heads_per_group, key_value_mib = heads_per_group // 2, key_value_mib // 2
+        while max_mib and key_value_mib > max_mib and group_heads % 2 == 0:
+            group_heads, key_value_mib = group_heads // 2, key_value_mib // 2
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
             rotated_keys = self._new((rope_dim, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._new_typed((rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys)
+        rotated_keys = self._new_typed((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
         query = self._new((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
         attended: Tensor | None = None
-        for _ in range(heads // heads_per_group):
+        for _ in range(heads // group_heads):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-            keys_and_values = self._new(
-                (heads_per_group * (nope_dim + value_dim), cells), weight, self._view(cache, None)
-            )
+            keys_and_values = self._new((group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None))
             value = self._new_typed(
-                (value_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
+                (value_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
             )
             key_nope = self._new_typed(
-                (nope_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None)
+                (nope_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None)
             )
             self.graph.add_operations(key_nope, value)
-            key = self._new_typed(
-                (nope_dim + rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys, key_nope
-            )
+            key = self._new_typed((nope_dim + rope_dim, cells, group_heads), copy_type_bytes, rotated_keys, key_nope)
             self.graph.add_operations(key)
             weighted_values = self._new(
-                (value_dim, heads_per_group, tokens), self._view(query, None), key, value, self.mask(layer.window)
+                (value_dim, group_heads, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
-            merged_heads = self._view(weighted_values, (value_dim * heads_per_group, tokens))
+            merged_heads = self._view(weighted_values, (value_dim * group_heads, tokens))
             attended_width = 0 if attended is None or attended.layout is None else attended.layout[0]
             attended = (
                 merged_heads
                 if attended is None
-                else self._new((attended_width + value_dim * heads_per_group, tokens), attended, merged_heads)
+                else self._new((attended_width + value_dim * group_heads, tokens), attended, merged_heads)
             )
         assert attended is not None
         return attended

@@ -220,9 +220,9 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_of_a_slot(log_line):
             buffers = {
-                buffer_and_device: buffer_bytes
-                for buffer_and_device, buffer_bytes in buffers.items()
-                if buffer_and_device[0] == "model_buffer"
+                buffer_key: buffer_bytes
+                for buffer_key, buffer_bytes in buffers.items()
+                if buffer_key[0] == "model_buffer"
             }
         if "buffer size" not in log_line:
             continue
@@ -230,13 +230,13 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         if match is None:
             continue
         buffer_kind = match["kind"].strip()
-        buffer_and_device = (
+        buffer_key = (
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
             match["device"],
         )
         buffer_bytes = bytes_of(match["size"])
         is_added = (
-            buffer_and_device[0] == "kv_buffer" and buffer_and_device in buffers
+            buffer_key[0] == "kv_buffer" and buffer_key in buffers
         )  # full layers, layers with a window, and recurrent states
-        buffers[buffer_and_device] = buffers[buffer_and_device] + buffer_bytes if is_added else buffer_bytes
+        buffers[buffer_key] = buffers[buffer_key] + buffer_bytes if is_added else buffer_bytes
     return buffers

@@ -72,16 +72,12 @@ def read_arguments(
         other_words, flag_values = split_arguments(
             serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
         )
-        config_value = (
-            flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
-        )
-        if config_value is not None:
-            if is_unresolved(str(config_value)):
-                raise InputError(unresolved_reason(str(config_value)))
+        config = flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
+        if config is not None:
+            if is_unresolved(str(config)):
+                raise InputError(unresolved_reason(str(config)))
             config_words = list(
-                words_of_tables(
-                    parse_yaml(_with_yaml_marks(read_named(str(config_value))), str(config_value)), flags_by_name
-                )
+                words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
             )
             other_words, flag_values = split_arguments(
                 serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
@@ -164,15 +160,9 @@ def _takes_value(argument_word: str) -> bool:
     return argument_word.startswith("-") and "=" not in argument_word
 
 
-def _require_known(flag: Flag, flag_value: Any) -> None:
+def _require_known(flag: Flag, value: Any) -> None:
     """Raises `InputError` if a part of a flag's value is known only when the file runs."""
-    inner_values = (
-        flag_value.values()
-        if isinstance(flag_value, Mapping)
-        else flag_value
-        if isinstance(flag_value, list)
-        else [flag_value]
-    )
+    inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
     for inner_value in inner_values:
         if isinstance(inner_value, str) and is_unresolved(inner_value):
             raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")

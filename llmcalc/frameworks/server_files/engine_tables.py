@@ -136,11 +136,7 @@ def _chart_server(chart_values: Mapping[str, Any]) -> Container:
 
 
 def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    flags = {
-        model_key: model[model_key]
-        for model_key in (*MODEL_FLAGS, *SWITCH_KEYS)
-        if model.get(model_key) not in (None, False, "")
-    }
+    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
     deployment = inner_table(operator_table, "deploymentConfig")
     image_name, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
     return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
@@ -151,14 +147,7 @@ def _stack_server(
 ) -> Container:
     """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
     vllm_config = inner_table(stack_table, "vllmConfig")
-    all_flags = {
-        **flags,
-        **{
-            config_key: config_value
-            for config_key, config_value in vllm_config.items()
-            if config_key not in WITHOUT_FLAG
-        },
-    }
+    all_flags = {**flags, **{key: value for key, value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
         words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(vllm_config.get("extraArgs"))),
@@ -171,12 +160,9 @@ def _stack_server(
 def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
     keys_by_flag_name = {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", camel_case_key.replace("LoRA", "Lora")).lower(): camel_case_key
-        for camel_case_key in values_by_key
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values_by_key
     }
-    return words_of_arguments(
-        {name: values_by_key[camel_case_key] for name, camel_case_key in keys_by_flag_name.items()}
-    )
+    return words_of_arguments({name: values_by_key[key] for name, key in keys_by_flag_name.items()})
 
 
 def inner_table(outer_table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

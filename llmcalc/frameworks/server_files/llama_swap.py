@@ -70,20 +70,17 @@ def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expand_macros(command_text: str, macros: Mapping[str, str], place_in_errors: str) -> str:
+def _expand_macros(command: str, macros: Mapping[str, str], place_in_errors: str) -> str:
     """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
     for _ in range(DEEPEST):
-        macro_names = re.findall(r"\$\{([\w.-]{1,120})\}", command_text)
-        if not macro_names:
-            return command_text
-        if (
-            len(command_text) + sum(len(macros.get(macro_name, macro_name)) for macro_name in macro_names)
-            > LONGEST_VALUE
-        ):
+        macros_used = re.findall(r"\$\{([\w.-]{1,120})\}", command)
+        if not macros_used:
+            return command
+        if len(command) + sum(len(macros.get(macro, macro)) for macro in macros_used) > LONGEST_VALUE:
             raise InputError(
                 f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
             )
-        command_text = re.sub(
-            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), command_text
+        command = re.sub(
+            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), command
         )
     raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

@@ -209,19 +209,15 @@ def _skypilot_servers(
         yield started_server.with_version_of(versions)
 
 
-def _task_accelerators(accelerators_value: Any) -> list[tuple[str, int]]:
+def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
-    if isinstance(accelerators_value, Mapping):
+    if isinstance(accelerators, Mapping):
         return [
             (str(accelerator_name), count_text if type(count_text) is int else 1)
-            for accelerator_name, count_text in accelerators_value.items()
+            for accelerator_name, count_text in accelerators.items()
         ][:20]
     accelerator_texts = (
-        accelerators_value
-        if isinstance(accelerators_value, list)
-        else [accelerators_value]
-        if isinstance(accelerators_value, str)
-        else []
+        accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
     )
     name_and_count = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
     return [
@@ -383,21 +379,15 @@ def _short_place(key_path: str) -> str:
 def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {
-            str(variable_name): str(variable_text)
-            for variable_name, variable_text in environment_value.items()
-            if _is_plain(variable_text)
-        }
+        return {str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain(text)}
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and _is_plain(env_element.get("value")):
             env[str(env_element.get("name"))] = str(env_element["value"])
         elif isinstance(env_element, str) and "=" in env_element:
-            variable_name, _, variable_text = env_element.partition("=")
-            env[variable_name] = variable_text
-    return {
-        variable_name: variable_text for variable_name, variable_text in env.items() if UNRESOLVED not in variable_text
-    }
+            variable_name, _, text = env_element.partition("=")
+            env[variable_name] = text
+    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED not in text}
 
 
 def _env_list(environment_value: Any) -> list[Any]:
@@ -408,20 +398,12 @@ def _is_plain(manifest_value: Any) -> bool:
     return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)
 
 
-def _command_words(command_value: Any, name_in_errors: str) -> list[str]:
+def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
-    if isinstance(command_value, list):
-        return [
-            str(command_element)
-            for command_element in command_value
-            if _is_plain(command_element) or isinstance(command_element, bool)
-        ]
-    if isinstance(command_value, str):
-        return (
-            list(NAMED_COMMANDS[command_value])
-            if command_value in NAMED_COMMANDS
-            else _split_words(command_value, name_in_errors)
-        )
+    if isinstance(command, list):
+        return [str(word) for word in command if _is_plain(word) or isinstance(word, bool)]
+    if isinstance(command, str):
+        return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
 
 

@@ -61,21 +61,15 @@ def servers_in_python(
     if server_count:
         return
     modules_by_name = {
-        import_alias.name: node.module
-        for node in syntax_nodes
-        if isinstance(node, ast.ImportFrom)
-        for import_alias in node.names
+        alias.name: node.module for node in syntax_nodes if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     for node in syntax_nodes:
         if not isinstance(node, ast.Call):
             continue
-        called_name = dotted(node.func)
-        if (
-            called_name in ENGINE_CLASSES
-            and str(modules_by_name.get(called_name, "")).split(".")[0] == ENGINE_CLASSES[called_name]
-        ):
+        callee = dotted(node.func)
+        if callee in ENGINE_CLASSES and str(modules_by_name.get(callee, "")).split(".")[0] == ENGINE_CLASSES[callee]:
             raise InputError(
-                f"{server_finder.where}: line {node.lineno}: {called_name}(…) starts vLLM inside a program, whose "
+                f"{server_finder.where}: line {node.lineno}: {callee}(…) starts vLLM inside a program, whose "
                 "defaults are not those of a server; expected the flags beside --engine vllm"
             )
 

@@ -193,16 +193,12 @@ def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
     if isinstance(config_file, Mapping):
         engine_name = engine_of_flags(
             [
-                f"--{config_key}.{inner_key}"
-                for config_key, config_table in config_file.items()
+                f"--{key}.{inner_key}"
+                for key, config_table in config_file.items()
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [
-                f"--{config_key}"
-                for config_key, config_value in config_file.items()
-                if not isinstance(config_value, Mapping)
-            ]
+            + [f"--{key}" for key, value in config_file.items() if not isinstance(value, Mapping)]
         )
         program = program_named(engine_name)
         if program is not None and program.config_flags:
@@ -249,14 +245,10 @@ def _read_server(
     )
     fields = {flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {
-        flag_field: container.env[engine_name]
-        for engine_name, flag_field in fields.items()
-        if engine_name in container.env
+        field: container.env[engine_name] for engine_name, field in fields.items() if engine_name in container.env
     }
     all_fields = {flag.field for flag in serving_engine.known_flags()}
-    parallel_sizes = {
-        flag_field: parallel_size for flag_field, parallel_size in container.sizes.items() if flag_field in all_fields
-    }
+    parallel_sizes = {field: size for field, size in container.sizes.items() if field in all_fields}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -268,11 +260,7 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
         values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={
-            variable: parallel_size[:200]
-            for variable, parallel_size in container.env.items()
-            if not SECRET_NAMES.search(variable)
-        },
+        env={variable: size[:200] for variable, size in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,

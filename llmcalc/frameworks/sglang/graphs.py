@@ -75,12 +75,12 @@ def _has_prompt_graphs(
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
     backend = flags.get("cuda_graph_backend_prefill")
-    disables_all_graphs = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    disables_all = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (
         rules.prompt_graphs == "off"
         or flags.get("disable_piecewise_cuda_graph")
         or backend == "disabled"
-        or disables_all_graphs
+        or disables_all
     ):
         return False
     if backend is not None:

@@ -205,14 +205,12 @@ class Server(EngineServer):
         """Whether image and audio encoders are loaded; false if the flags allow neither images nor audio."""
         if self.flags.get("language_model_only"):
             return False
-        inputs_per_prompt = self.flags.get("limit_mm_per_prompt", {})
-        allows_no_input = bool(inputs_per_prompt) and all(
-            input_limit(input_count) == 0 for input_count in inputs_per_prompt.values()
+        input_limits = self.flags.get("limit_mm_per_prompt", {})
+        allows_no_input = bool(input_limits) and all(
+            input_limit(input_count) == 0 for input_count in input_limits.values()
         )
         return not (
-            allows_no_input
-            and {"image", "video"} <= set(inputs_per_prompt)
-            and self.version_numbers >= SKIPS_ENCODERS_FROM
+            allows_no_input and {"image", "video"} <= set(input_limits) and self.version_numbers >= SKIPS_ENCODERS_FROM
         )
 
     @property
@@ -354,16 +352,10 @@ class Server(EngineServer):
         """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
-        drafts_from_prompt = (
-            self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
-        )
-        schedules_ahead = self.flags.get(
-            "async_scheduling", not drafts_from_prompt and not self._has_first_ray_executor
-        )
-        concurrent_batches = (
-            self.pp + 1 if schedules_ahead and (self.second_runner is not None or self.pp == 1) else self.pp
-        )
-        return concurrent_batches * self.max_num_batched_tokens
+        uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
+        batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        return batches * self.max_num_batched_tokens
 
     @property
     def _has_first_ray_executor(self) -> bool:

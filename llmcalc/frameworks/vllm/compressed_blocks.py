@@ -150,13 +150,7 @@ def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
 def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], layout: PageLayout) -> int:
     """Returns the bytes of a block. pages_per_block: for each group, bytes of a page → number of pages in a block."""
     if layout == "tuples":
-        return sum(page_sizes) * max(max(group_pages.values()) for group_pages in pages_per_block)
+        return sum(page_sizes) * max(max(pages.values()) for pages in pages_per_block)
     if layout == "page sizes":
-        return sum(
-            page_bytes * max(group_pages.get(page_bytes, 0) for group_pages in pages_per_block)
-            for page_bytes in page_sizes
-        )
-    return max(
-        sum(page_bytes * page_count for page_bytes, page_count in group_pages.items())
-        for group_pages in pages_per_block
-    )
+        return sum(size * max(pages.get(size, 0) for pages in pages_per_block) for size in page_sizes)
+    return max(sum(size * count for size, count in pages.items()) for pages in pages_per_block)

@@ -74,13 +74,9 @@ class EncoderRun(NamedTuple):
     pixel_bytes: int
 
 
-def input_limit(inputs_per_prompt: Any) -> Any:
+def input_limit(limit: Any) -> Any:
     """Returns the largest number of inputs of a kind per request, from a number or the `count` of a table."""
-    return (
-        inputs_per_prompt.get("count", DEFAULT_IMAGE_LIMIT)
-        if isinstance(inputs_per_prompt, Mapping)
-        else inputs_per_prompt
-    )
+    return limit.get("count", DEFAULT_IMAGE_LIMIT) if isinstance(limit, Mapping) else limit
 
 
 def image_limit(inputs_per_prompt: Mapping[str, Any]) -> int:

@@ -51,8 +51,7 @@ PATTERNS = (
     pattern("total consumed (from mem_get_info): ", rf": (?P<consumed>{AMOUNT})"),
     # what a running engine says that it took (compile_or_warm_up_model)
     pattern(
-        "Desired GPU memory utilization is (",
-        rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})",
+        "Desired GPU memory utilization is (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})"
     ),
     pattern("Actual usage is ", rf"is (?P<weights>{AMOUNT}) for weight,"),
     pattern("Actual usage is ", rf"is (?P<consumed>{AMOUNT}) for consumed memory"),

@@ -91,22 +91,18 @@ def _factors_of_formats(
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
     mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
-    conv_element_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
-    format_ratios = {"conv_state": Fraction(conv_element_bytes, 2)}
+    conv_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
+    ratios = {"conv_state": Fraction(conv_bytes, 2)}
     chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
         if chosen_element_bytes not in (None, 4) and not rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
-        return format_ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
+        return ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
     if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
-        return format_ratios | {
-            "recurrent_state": Fraction(chosen_element_bytes or _stated_bytes(rank, rules) or conv_element_bytes, 4)
+        return ratios | {
+            "recurrent_state": Fraction(chosen_element_bytes or _stated_bytes(rank, rules) or conv_bytes, 4)
         }
-    return (
-        format_ratios | {"recurrent_state": Fraction(conv_element_bytes, 2)}
-        if "mamba_cache_dtype" in flags
-        else format_ratios
-    )
+    return ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else ratios
 
 
 def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:

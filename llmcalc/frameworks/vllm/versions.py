@@ -225,11 +225,7 @@ class VLLMRecord(EngineRecord[Rules]):
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         version_rows = ranges_at(self.mxfp4, version)
-        return next(
-            padded_experts
-            for padded_experts in version_rows
-            if padded_experts.at_least <= compute_capability < padded_experts.below
-        )
+        return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
