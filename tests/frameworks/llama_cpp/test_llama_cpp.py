@@ -452,7 +452,8 @@ def test_the_graph_of_a_gated_delta_net() -> None:
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
     rules = GraphRules("glu", fused_delta_net=True)
-    graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0")).build_graph()
+    model_graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
+    graph = model_graph.build_graph()
     projection = convolved = tokens * 1536
     inputs = (tokens + 3) * 1536
     expected = 4 * (2 * tokens * hidden + 3 * 1536 + projection + inputs + convolved)
