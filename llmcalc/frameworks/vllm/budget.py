@@ -28,6 +28,7 @@ from .cache_formats import (
     scales_latents,
     stores_latents_in_float8,
 )
+from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
@@ -86,9 +87,6 @@ FULL_GRAPHS_FROM = (0, 11)
 
 FLASH = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
-
-COMPILATION_PEAK = 1_400 * MIB
-"""The most that compiling was seen to hold at its peak where the profile run holds less (seven pairs of starts)."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
@@ -409,7 +407,8 @@ class Server(EngineServer):
 
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
-        compute_units = self.hardware.compute_units
+        compute_units, rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
+        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.times_kernels and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
@@ -420,11 +419,17 @@ class Server(EngineServer):
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
-            workspace=sparse_workspace(
-                self.rank_of_stage(stage_number), self.longest_request, self.max_num_batched_tokens
-            ),
+            workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
             cublas_workspace=runtime_of(self.hardware).workspace,
+            compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
+            if compiles_embedding
+            else 0,
         )
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether a start that compiles times kernels, which takes memory."""
+        return times_kernels(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
@@ -595,7 +600,7 @@ class Server(EngineServer):
             Term(
                 "profile_run",
                 profile_run_bytes,
-                estimate if profile_run.workspace else "source",
+                estimate if profile_run.workspace or profile_run.compilation_bytes else "source",
                 rules.source_place,
                 profile_run.origin(rank, rules),
             ),
@@ -713,16 +718,12 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
 
 def _server_notes(server: Server) -> list[str]:
     notes = []
-    stage_peak = next(term.bytes for term in server.fullest_stage.terms if term.name == "profile_run")
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
         )
-    if server.rules.generation == "v1" and server.graphs.number and stage_peak < COMPILATION_PEAK:
-        notes.append(
-            "a restart is counted; a first start, which compiles, has 0.5 to 1.2 GiB less cache (vLLM issues 54122, "
-            "54383)"
-        )
+    if server.times_kernels:
+        notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
     if server.speculation.tokens:
@@ -735,6 +736,18 @@ def _server_notes(server: Server) -> list[str]:
         if server.flags.get("mm_encoder_tp_mode") == "data":
             notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes
+
+
+def _compilation_notes(server: Server) -> list[str]:
+    """Returns a note on the cache of a start that compiles, if it is smaller or not known."""
+    if server.preset.model.towers:
+        return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
+    first_start = server.with_flags(**{CACHE_VARIABLE: 1})
+    lost_bytes = server.fullest_stage.available - first_start.fullest_stage.available
+    if lost_bytes <= 0:
+        return []
+    lost_gib = f"{lost_bytes / GIB:.2f} GiB"
+    return [f"a restart is counted; a first start, which compiles, has {lost_gib} less cache ({CACHE_VARIABLE}=1)"]
 
 
 def longest_request(server: Server) -> int:

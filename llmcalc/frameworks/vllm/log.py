@@ -7,6 +7,7 @@ from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
 from ..logs.text import LogText
+from .compilation import CACHE_VARIABLE
 
 GIB = 2**30
 
@@ -105,7 +106,7 @@ CONFIG_FIELDS = {
 COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
 """Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
 
-FIRST_START = "the log is of a first start, which compiled the model"
+FIRST_START = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
 """The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
@@ -132,6 +133,8 @@ def read_log(log_text: LogText) -> LogReading | None:
         total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
+    is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
+    stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
     return LogReading(
         program="vllm",
         title="vLLM",
@@ -147,7 +150,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
         flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
         oom_flag="--max-num-seqs",
-        note=FIRST_START if log_text.lines_with(*COMPILATION_LINES) else "",
+        note=FIRST_START if is_compiled else "",
     )
 
 

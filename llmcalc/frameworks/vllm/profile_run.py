@@ -35,7 +35,8 @@ class ProfileRun(NamedTuple):
     units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
     divided into chunks (V0). stages: stages of the pipeline. encoder: the run of the encoder of images before it; None
     without. keeps_pixels: whether the encoder's input stays. workspace: bytes of the workspace of sparse attention.
-    cublas_workspace: bytes of cuBLAS's workspace.
+    cublas_workspace: bytes of cuBLAS's workspace. compilation_bytes: peak bytes of compiling; 0 for a start that reads
+    compiled graphs.
     """
 
     tokens: int
@@ -49,6 +50,7 @@ class ProfileRun(NamedTuple):
     keeps_pixels: bool = True
     workspace: int = 0
     cublas_workspace: int = 0
+    compilation_bytes: int = 0
 
     @property
     def encoder_bytes(self) -> int:
@@ -94,7 +96,8 @@ class ProfileRun(NamedTuple):
         text_model_bytes = (
             max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
         )
-        return max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
@@ -103,6 +106,8 @@ class ProfileRun(NamedTuple):
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""
         layer_bytes, bytes_after_layers = self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)
+        if self.peak_bytes(rank, rules) == self.compilation_bytes:
+            return "compiling, with a second embedding table"
         if (
             self.encoder is not None
             and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
