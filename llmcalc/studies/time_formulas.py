@@ -208,7 +208,7 @@ def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Ter
     fields = [
         *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
         *(["cache"] if _reads_cache(time_estimator, kernel) and memory else ["memory"] if memory else []),
-        *(["kernel_start" if time_estimator.trains else "launch_gap"] if wait else []),
+        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait else []),
     ]
     sources = [
         source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None

@@ -118,7 +118,7 @@ class LinearizedRuns:
     def loss(self, logarithms: Sequence[float], penalty: Penalty) -> float:
         """Returns the mean error, plus a penalty for factors that differ from each other and from 1."""
         mean_logarithm = sum(logarithms) / len(logarithms)
-        spread = sum((value - mean_logarithm) ** 2 for value in logarithms)
+        spread = sum((logarithm - mean_logarithm) ** 2 for logarithm in logarithms)
         errors = sum(map(penalty.error, self.errors(map(math.exp, logarithms))))
         return (errors + penalty.spread * spread + penalty.common * mean_logarithm**2) / len(self.measured)
 
@@ -140,8 +140,8 @@ class Penalty(NamedTuple):
 
     def error(self, logarithm: float) -> float:
         """Returns a run's contribution to the loss, from the error of its estimate."""
-        size = abs(logarithm)
-        return size if size >= self.smooth else (size**2 / self.smooth + self.smooth) / 2
+        absolute_error = abs(logarithm)
+        return absolute_error if absolute_error >= self.smooth else (absolute_error**2 / self.smooth + self.smooth) / 2
 
 
 AS_ONE = Penalty(1e6)
@@ -175,28 +175,30 @@ RANGE = (1 / 8, 8.0)
 
 def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
     """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
-    base = pricer(base_factors)
+    base_seconds = pricer(base_factors)
     slopes = []
     for name in NAMES:
         factor = getattr(base_factors, name)
         changed_estimate = pricer(replace(base_factors, **{name: factor * STEP}))
-        slopes.append(max(0.0, (changed_estimate - base) / (factor * (STEP - 1))))
+        slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
     total = sum(slope * getattr(base_factors, name) for slope, name in zip(slopes, NAMES, strict=True))
     for slope in slopes:
-        yield slope * base / total if total else base / len(NAMES)
+        yield slope * base_seconds / total if total else base_seconds / len(NAMES)
 
 
 def minimize(linear_fit: LinearizedRuns, penalty: Penalty, sweeps: int = 3) -> Factors:
     """Returns the factors with the least loss, by fitting a common factor, then each factor in several rounds."""
     low, high = map(math.log, RANGE)
-    common_factor = _golden_section_minimum(lambda value: linear_fit.loss([value] * len(NAMES), penalty), low, high)
+    common_factor = _golden_section_minimum(
+        lambda logarithm: linear_fit.loss([logarithm] * len(NAMES), penalty), low, high
+    )
     logarithms = [common_factor] * len(NAMES)
     for _ in range(sweeps if penalty.spread < AS_ONE.spread else 0):
         for i in range(len(NAMES)):
             factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
             nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
             logarithms[i] = _golden_section_minimum(
-                lambda value: linear_fit.loss([*factors_before, value, *factors_after], penalty),  # noqa: B023
+                lambda logarithm: linear_fit.loss([*factors_before, logarithm, *factors_after], penalty),  # noqa: B023
                 *nearby_range,
             )
     return Factors(*map(math.exp, logarithms))
@@ -284,7 +286,7 @@ WEAK_GAIN, WEAK_SHARE = 0.9, 0.6
 class Calibration:
     """The fitted factors of a calibration, with errors before and after the fit.
 
-    runs: number of measured runs. cautious: whether they agree on no correction, so that all factors stay near 1.
+    runs: number of measured runs. is_cautious: whether they agree on no correction, so that all factors stay near 1.
     before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
     fitted: the factors. refused: why they are not used; empty where they are.
     """
@@ -295,7 +297,7 @@ class Calibration:
     left_out: Errors
     fitted: Factors
     refused: str
-    cautious: bool = False
+    is_cautious: bool = False
 
     @property
     def factors(self) -> Factors:
@@ -356,7 +358,7 @@ def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
     """
     improved_share = mean(abs(left_out) < abs(error) for left_out, error in zip(left_out_errors, errors, strict=True))
     gain = _mean_ratio(left_out_errors, errors)
-    medians = (median(abs(math.expm1(error)) for error in some) for some in (left_out_errors, errors))
+    medians = (median(abs(math.expm1(error)) for error in error_list) for error_list in (left_out_errors, errors))
     median_left_out, median_before = medians
     if gain <= GAIN and median_left_out <= GAIN * median_before and improved_share >= BETTER:
         return 1.0 if gain <= SURE_GAIN and improved_share >= SURE_SHARE else 0.5

@@ -67,7 +67,7 @@ def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
 def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
     fit = measured_with(UNCHANGED, noise)
-    assert fit.refused or fit.cautious
+    assert fit.refused or fit.is_cautious
     assert all(0.99 < factor < 1.01 for factor in astuple(fit.factors))
 
 
@@ -102,7 +102,7 @@ def test_a_fit_that_is_not_sure_keeps_every_factor_near_1() -> None:
         for i, (seconds, error) in enumerate(zip(PRICERS, noise, strict=True))
     ]
     fit, whole = calibrate(runs), calibration.minimize(calibration.LinearizedRuns(runs), calibration.AS_ONE)
-    assert (fit.refused, fit.cautious) == ("", True)
+    assert (fit.refused, fit.is_cautious) == ("", True)
     assert 1 < fit.factors.memory < whole.memory
     assert all(0.98 < factor < 1.02 for factor in astuple(fit.factors))
 
