@@ -119,7 +119,7 @@ class Placements:
     gathered: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
 
-    def run(self, program: RankFlow) -> list[Collective]:
+    def run_program(self, program: RankFlow) -> list[Collective]:
         """Runs through the program, and returns the rank's collectives.
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.

@@ -66,10 +66,10 @@ class ParamsQuestion:
 
 
 def _share_of_rank(
-    rank: RankRequest | None, spec: ModelSpec, count: Callable[[Any], int], verb: str
+    rank: RankRequest | None, spec: ModelSpec, cost: Callable[[Any], int], quantity: str
 ) -> RankShare | None:
-    """Returns the counts of one rank of a layout; None for the whole model. Arguments as of `share`."""
-    return None if rank is None else rank.share(spec, count, verb)
+    """Returns the counts of one rank of a layout; None for the whole model. Arguments: as of `RankRequest.share`."""
+    return None if rank is None else rank.share(spec, cost, quantity)
 
 
 def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:

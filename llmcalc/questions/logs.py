@@ -330,10 +330,10 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     causes = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
     if not causes and not log_reading.refused:
         return "", ""
-    furthest = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
-    wrong_term = "kv_cache" if furthest is None else furthest.term.name
+    most_different_term = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
+    wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
     if log_reading.note and not change and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
-    advised = log_reading.flag if wrong_term == "kv_cache" else ""
-    return wrong_term, change or advised or flags.get(wrong_term, "")
+    flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
+    return wrong_term, change or flag_of_log or flags.get(wrong_term, "")

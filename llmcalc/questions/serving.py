@@ -125,7 +125,11 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs_by_format(preset, hardware, options, requests.total_tokens if trace is None else trace.longest)),
+        dict(
+            _runs_by_format(
+                preset, hardware, options, requests.total_tokens if trace is None else trace.longest_request
+            )
+        ),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -157,13 +161,13 @@ def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, i
     if value == AUTO:
         return None
     match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(value))
-    sides = (0, 0) if match is None else (int(match[1]), int(match[2]))
-    if not 0 < max(sides) <= MOST_REPLICAS_OF_A_SIDE:
+    replica_counts = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
             f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
             f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
-    return sides
+    return replica_counts
 
 
 def _speculation_of_options(
@@ -204,10 +208,12 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
-    names = ("input", "output", "concurrency", "rate")
-    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
+    option_names = ("input", "output", "concurrency", "rate")
+    typed_options = [f"--{option_name}" for option_name in option_names if getattr(options, option_name) is not None]
     if options.trace is None:
-        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        missing_options = [
+            f"--{option_name}" for option_name in ("input", "output") if getattr(options, option_name) is None
+        ]
         if missing_options:
             raise InputError(
                 f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
@@ -228,13 +234,13 @@ def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, l
     if len(formats) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
     runs = []
-    for pair in dict.fromkeys(formats):
+    for format_pair in dict.fromkeys(formats):
         chosen_formats = {
-            name: value for name, value in zip(("quantize", "kv_dtype"), pair, strict=True) if value is not None
+            name: value for name, value in zip(("quantize", "kv_dtype"), format_pair, strict=True) if value is not None
         }
         settings = settings_of(phase="decode", batch=1, seq=length, **chosen_formats)
         question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        runs.append((pair, question.on_one_device()))
+        runs.append((format_pair, question.on_one_device()))
     return runs
 
 

@@ -267,9 +267,9 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({q.longest:,})"
+        f"{preset.display} ({q.context_length:,})"
         for preset, q in compared_models
-        if q.longest is not None and q.longest < seq
+        if q.context_length is not None and q.context_length < seq
     ]
     return (
         [

@@ -134,18 +134,18 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             _memory_formula(time_estimator, kernel, operation),
         )
         bounds = [term for term in (compute, memory) if term]
-        slower = bounds[0] if len(bounds) == 1 else NO_TERM
+        slower_term = bounds[0] if len(bounds) == 1 else NO_TERM
         if len(bounds) > 1:
-            slower = _Term(
+            slower_term = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
-        wait = NO_TERM
+        wait_term = NO_TERM
         if operation.wait:
             launches = kernel.launches[operation.backward]
-            wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
-            if rest := operation.wait - launches * time_estimator.kernel_wait:
-                wait = _Term(f"{wait.symbolic} + s", f"{wait.substituted} + {_number_text(rest)}")
-        terms = [term for term in (slower, wait) if term]
+            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
+            if other_wait := operation.wait - launches * time_estimator.kernel_wait:
+                wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
+        terms = [term for term in (slower_term, wait_term) if term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
@@ -154,7 +154,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             " + ".join(term.substituted for term in terms) or "0",
             float(operation.seconds),
             repeat,
-            _formula_source(time_estimator, kernel, compute, memory, wait),
+            _formula_source(time_estimator, kernel, compute, memory, wait_term),
         )
 
 

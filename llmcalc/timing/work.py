@@ -102,7 +102,7 @@ class WorkRecorder(Placements):
         for scope in self.scopes.values():
             if scope.output is not None and scope.about.get("kind") == "layer":
                 self._count_reader(scope.output)
-        self.run(program)
+        self.run_program(program)
         self._record_elementwise_group()
         self._record_loss(program)
         return self.work
