@@ -131,16 +131,16 @@ class Pipeline:
         """
         awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
-        steps: dict[tuple[str, int], int] = {}
+        change_by_action: dict[tuple[str, int], int] = {}
         for chunk, (weight, weights_only) in enumerate(zip(awaiting_backward, weights, strict=True)):
-            steps |= {
+            change_by_action |= {
                 ("F", chunk): weight,
                 ("B", chunk): -weight,
                 ("I", chunk): weights_only - weight,
                 ("W", chunk): -weights_only,
             }
         order = [action[:2] for action in self.orders[rank]]
-        chunks_in_flight = list(accumulate(map(steps.__getitem__, order)))
+        chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, order)))
         peak = max(chunks_in_flight)
         counts = Counter(order[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)

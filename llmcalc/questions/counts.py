@@ -335,8 +335,8 @@ class ExplainQuestion:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
         for name, quantities in APPLIES_TO.items():
             if getattr(self, name) is not None and self.quantity not in quantities:
-                option, words = f"--{name.replace('_', '-')}", " and ".join(quantities)
-                raise InputError(f"{option}: only applies to {words}; expected --quantity {quantities[0]} too")
+                option, quantity_words = f"--{name.replace('_', '-')}", " and ".join(quantities)
+                raise InputError(f"{option}: only applies to {quantity_words}; expected --quantity {quantities[0]} too")
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(

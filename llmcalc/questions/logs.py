@@ -91,17 +91,17 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total, name = self.reading.total, self.question.hardware
-        if total is not None and total < 0:
+        total_bytes, name = self.reading.total, self.question.hardware
+        if total_bytes is not None and total_bytes < 0:
             raise InputError(
-                f"{self.question.file}: the device's memory in the log is {total} bytes; expected a positive size"
+                f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
             )
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
-        if hardware is None and total and total >= 2**20:
-            hardware = memory_only(f"{total // 2**20}MiB")
-            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total)} GiB"})
-        if hardware is not None and total:
-            return hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
+        if hardware is None and total_bytes and total_bytes >= 2**20:
+            hardware = memory_only(f"{total_bytes // 2**20}MiB")
+            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
+        if hardware is not None and total_bytes:
+            return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})
         if hardware is None:
             self.missing.append(NO_MEMORY)
         return hardware

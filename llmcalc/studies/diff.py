@@ -164,15 +164,15 @@ def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
             continue
         ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
         widths = (
-            fields[key]
-            for key in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
-            if fields.get(key)
+            fields[field_path]
+            for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
+            if fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(widths, 0) // head_count or None}
         for field in (*head_fields, "v_head_dim"):
-            key = f"{attention}.{field}"
-            if key in completed_fields and completed_fields[key] is None:
-                completed_fields[key] = (
+            field_path = f"{attention}.{field}"
+            if field_path in completed_fields and completed_fields[field_path] is None:
+                completed_fields[field_path] = (
                     head_fields[field] if field in head_fields else completed_fields[f"{attention}.head_dim"]
                 )
     return completed_fields

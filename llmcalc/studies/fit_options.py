@@ -51,22 +51,22 @@ class _DividedRun(NamedTuple):
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
-    least: bytes that this accelerator needs at least, found without a replay.
+    static_bytes: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
     """
 
     devices: int
     layout: Layout | None
     memory_on: Callable[[Runtime], DeviceMemory]
-    least: int
+    static_bytes: int
     tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
 
     def least_bytes(self, runtime: Runtime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
-            return max(self.least, self.tensor_bytes(runtime))
+            return max(self.static_bytes, self.tensor_bytes(runtime))
         except InputError:  # the framework does not support the layout, as `on` says
-            return self.least
+            return self.static_bytes
 
 
 def _run_over_ranks(cluster: Cluster) -> _DividedRun:
@@ -153,8 +153,8 @@ def _hardware_option(
         return option
 
     for index, divided_run in enumerate(divided_runs):
-        if divided_run.least > hardware.capacity_bytes:
-            too_large.append((divided_run.least, index, divided_run))
+        if divided_run.static_bytes > hardware.capacity_bytes:
+            too_large.append((divided_run.static_bytes, index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least_bytes, index, divided_run))
         elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
@@ -216,7 +216,7 @@ def _fitting_runs(
     """Yields the runs on two or more accelerators, at most `most_devices`, that fit tightly, and then one that fits."""
     divided_runs = _of_usual_number(_divided_runs(memory, request), hardware, request)
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
-        is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
+        is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":

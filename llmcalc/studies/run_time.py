@@ -214,12 +214,12 @@ class TimedRun:
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
             path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
-            entry = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
-            entry["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
+            seconds_by_bound = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
                 operation.compute, operation.memory
             )
-            entry["network"] += run_count * operation.network
-            entry["wait"] += run_count * operation.wait
+            seconds_by_bound["network"] += run_count * operation.network
+            seconds_by_bound["wait"] += run_count * operation.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
@@ -416,8 +416,8 @@ class TrainingTimes:
         ]
         if layout.world > device.domain:
             slower.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
-        for words, device, stack, changed_settings in slower:
-            yield words, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
+        for settings_text, device, stack, changed_settings in slower:
+            yield settings_text, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:

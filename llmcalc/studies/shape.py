@@ -432,9 +432,9 @@ def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> ra
     def is_too_wide(i: int) -> bool:
         return bool(cost_at(i, _depth_range(model_family, i * width_step)[0]) > highest_cost)
 
-    steps = range(LARGEST_WIDTH // width_step + 1)
-    narrowest = bisect_left(steps, True, lo=1, key=is_deep_enough)
-    too_wide = bisect_left(steps, True, lo=narrowest, key=is_too_wide)
+    width_multiples = range(LARGEST_WIDTH // width_step + 1)
+    narrowest = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
+    too_wide = bisect_left(width_multiples, True, lo=narrowest, key=is_too_wide)
     return range(narrowest * width_step, too_wide * width_step, width_step)
 
 
@@ -449,16 +449,18 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return low
     if high_cost <= value:
         return high
-    line = True
+    is_line = True
     while high - low > 1:
-        guessed_depth = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
+        guessed_depth = (
+            low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_line else (low + high) // 2
+        )
         guessed_depth, previous_span = min(max(guessed_depth, low + 1), high - 1), high - low
         guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
             low, low_cost = guessed_depth, guessed_cost
         else:
             high, high_cost = guessed_depth, guessed_cost
-        line = not line or 2 * (high - low) <= previous_span
+        is_line = not linear_guess or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
 

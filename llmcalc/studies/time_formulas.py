@@ -113,12 +113,12 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, numbers, condition = layer_match.groups()
+    stack, layer_numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
     ranges = [
         (int(first_layer), int(last_layer or first_layer))
-        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)
+        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", layer_numbers)
     ]
     return any(
         first_layer <= i <= last_layer

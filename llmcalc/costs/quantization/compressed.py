@@ -45,7 +45,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
     if groups_table is None or not groups_table.data:
         raise fields.value_error("config_groups", None, "a table of groups")
     groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
-    labels = []
+    format_labels = []
     for _, table in groups_table.get_tables("how a group of modules is quantised"):
         targets, storage_format, label = _read_group(table, model_format)
         for rank, is_target in enumerate(TARGETS):
@@ -53,7 +53,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
             if names:
                 modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
                 groups_by_rank[rank].append(Group(storage_format, modules))
-        labels.append(label)
+        format_labels.append(label)
     groups = [group for rank_groups in groups_by_rank.values() for group in rank_groups]
     excluded_modules = ModuleList(
         fields.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
@@ -66,7 +66,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
     if fields.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
-        "+".join(dict.fromkeys(labels)),
+        "+".join(dict.fromkeys(format_labels)),
         "compressed-tensors",
         tuple(remarks),
         tuple(groups),

@@ -167,8 +167,8 @@ def _read_gptq(fields: Fields) -> Scheme:
     fields.check_field("is_marlin_format", False, None)
     bits, group = fields.get("bits"), fields.get_group_size("group_size", 128)
     fields.check_choice("bits", bits, 2, 3, 4, 8)
-    head = fields.get("lm_head", False)
-    fields.check_choice("lm_head", head, False, True)
+    converts_head = fields.get("lm_head", False)
+    fields.check_choice("lm_head", converts_head, False, True)
     quantized_modules = fields.get("modules_in_block_to_quantize")
     module_list = None
     if quantized_modules is not None:
@@ -187,7 +187,7 @@ def _read_gptq(fields: Fields) -> Scheme:
         named.GPTQ_SOURCE,
         (named.ZERO_BIASES,),
         groups,
-        head=head,
+        head=converts_head,
         excluded=excluded_modules,
     )
 

@@ -146,19 +146,19 @@ def quark(scheme_fields: Fields) -> Scheme:
     layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
-    labels: list[str] = []
+    format_labels: list[str] = []
     for name, fields in layers.get_tables("how a group of modules is quantised"):
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
-        labels.append(label)
+        format_labels.append(label)
     if model_format is not None and model_format.data:
         storage_format, label = _quark_format(model_format)
         groups.append(Group(storage_format))
-        labels.append(label)
+        format_labels.append(label)
     if not groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
+        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(groups), head=True,
         everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
@@ -298,10 +298,10 @@ def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
     fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
     layers = Group(Averaged(bits, vectors))
-    head = Group(Averaged(head_bits, vectors), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    head_group = Group(Averaged(head_bits, vectors), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
     remarks = () if is_uniform else (AVERAGE,)
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, layers), head=True)
+    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head_group, layers), head=True)
 
 
 def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:

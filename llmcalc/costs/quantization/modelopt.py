@@ -68,7 +68,7 @@ def modelopt(fields: Fields) -> Scheme:
     if algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
             raise fields.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
-        groups, labels = listed_groups(layers_table)
+        groups, format_labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise InputError(
@@ -76,12 +76,12 @@ def modelopt(fields: Fields) -> Scheme:
                 f"{', '.join(ALGORITHMS)}"
             )
         label, make = ALGORITHMS[algorithm]
-        groups, labels = (Group(make(group)),), (algorithm,)
+        groups, format_labels = (Group(make(group)),), (algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
-    if any(name in WITH_INPUT_SCALES for name in labels):
+    if any(name in WITH_INPUT_SCALES for name in format_labels):
         remarks.append(SMOOTHED)
-    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
+    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in format_labels))
     return LinearScheme(
         label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded_modules
     )
