@@ -115,6 +115,7 @@ def serve_study(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
     requests = Requests(input, output, int(cached_share * input))
+    longest_request = requests.total_tokens if trace is None else trace.longest_request
     limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
@@ -125,11 +126,7 @@ def serve_study(
         stack,
         record,
         version,
-        dict(
-            _runs_by_format(
-                preset, hardware, options, requests.total_tokens if trace is None else trace.longest_request
-            )
-        ),
+        dict(_runs_by_format(preset, hardware, options, longest_request)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -208,12 +205,10 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
-    option_names = ("input", "output", "concurrency", "rate")
-    typed_options = [f"--{option_name}" for option_name in option_names if getattr(options, option_name) is not None]
+    names = ("input", "output", "concurrency", "rate")
+    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
     if options.trace is None:
-        missing_options = [
-            f"--{option_name}" for option_name in ("input", "output") if getattr(options, option_name) is None
-        ]
+        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
         if missing_options:
             raise InputError(
                 f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"

@@ -109,17 +109,13 @@ def largest_run(
 
     def needed_bytes(name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least_bytes = (
-            run_of_size(name, candidate_size).least_device_bytes if candidate_size in (1, cache_block_tokens) else 0
-        )
+        least_bytes = run_of_size(name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
         return least_bytes if least_bytes > capacity else run_of_size(name, candidate_size).device.device_bytes
 
-    cache_block_tokens = (
-        cache_block(memory.settings, memory.states) or 1
-    )  # memory grows mostly by whole blocks of the cache
+    block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = cache_block_tokens > 1 and memory.attention == "flash"
+    is_linear = block_tokens > 1 and memory.attention == "flash"
 
     def largest_size(name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
         start = int(getattr(workload, name)) if max_size is None else maximum
@@ -133,7 +129,7 @@ def largest_run(
         )
 
     batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
-    return batch, largest_size("seq", most_seq, longest_length, cache_block_tokens)
+    return batch, largest_size("seq", most_seq, longest_length, block_tokens)
 
 
 def largest_fitting_number(
@@ -188,9 +184,7 @@ def largest_fitting_number(
             candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, guess_count)))
         if high - low > step:
             candidate = max(low + 1, candidate // step * step)
-        guess_count += (
-            low > first_fitting or not is_predicted
-        )  # a prediction that is too large leaves one number on the line
+        guess_count += low > first_fitting or not is_predicted  # a prediction that is too large leaves one number
         low, high = (candidate, high) if excess_bytes(candidate) <= 0 else (low, candidate)
     return low
 

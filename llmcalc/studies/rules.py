@@ -194,37 +194,35 @@ def _rules_with_attention(
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
 
-    def rule_fields(
+    def rule(
         key: str, name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
     ) -> RuleFields:
         return key, name, formulas[train], source, tokens * flops, remarks[train]
 
     passes = 3 if train else 1
-    kaplan_flops = passes * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    kaplan = passes * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
-    yield rule_fields(
-        "kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward")
-    )
-    chinchilla_flops = exact_div(passes * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
+    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan, (HALF, f"{HALF}; 3 × its forward"))
+    chinchilla = exact_div(passes * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
-    yield rule_fields(
+    yield rule(
         "chinchilla_f",
         "Chinchilla app. F",
         formulas,
         CHINCHILLA,
-        chinchilla_flops,
+        chinchilla,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm_flops = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    palm = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
     remarks = f"{EVERY}; a third of its training count", EVERY
-    yield rule_fields("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, remarks)
+    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
     flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(passes * flops_without_recompute, 3 * context_tokens)
-    yield rule_fields("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
+    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
     if train:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)

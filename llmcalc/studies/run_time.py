@@ -480,25 +480,18 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
     """
     _refuse_wide_products(memory)
     states, cache_bits = memory.states, _cache_bits(memory, tokens)
-    quantized_size = states.quantized
-    if quantized_size is None:
+    quantized = states.quantized
+    if quantized is None:
         dtype = DTYPE_FORMATS.get(states.dtype, "bf16")
         return Formats(dtype, float(8 * states.weights / states.count.total), cache_bits)
-    label = quantized_size.scheme.label
+    label = quantized.scheme.label
     dtype = next((name for label_prefix, name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED)
     elements = states.count.by_component
-    head_kinds = [component for component in ("lm_head", "embedding") if component in elements]
+    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements]
     layer_bits, *head_bits = (
-        float(
-            8
-            * sum(quantized_size.by_component[component].total for component in components)
-            / sum(elements[component] for component in components)
-        )
-        for components in (
-            [component for component in elements if component not in ("lm_head", "embedding")],
-            head_kinds[:1],
-        )
-        if components
+        float(8 * sum(quantized.by_component[kind].total for kind in kinds) / sum(elements[kind] for kind in kinds))
+        for kinds in ([kind for kind in elements if kind not in ("lm_head", "embedding")], head_kinds[:1])
+        if kinds
     )
     return Formats(dtype, layer_bits, cache_bits, *head_bits)
 
@@ -610,11 +603,7 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
         ]
     lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
-    lines += [
-        f"{settings_text}: {alternative_seconds:.2g} s"
-        for settings_text, alternative_seconds in alternatives
-        if alternative_seconds > 1.03 * timed_run.seconds
-    ]
+    lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]
     if timed_run.phase != "training":
         lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
     return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

@@ -451,16 +451,14 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return high
     is_line = True
     while high - low > 1:
-        guessed_depth = (
-            low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_line else (low + high) // 2
-        )
-        guessed_depth, previous_span = min(max(guessed_depth, low + 1), high - 1), high - low
+        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_line else (low + high) // 2
+        guessed_depth, previous_span = min(max(guess, low + 1), high - 1), high - low
         guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
             low, low_cost = guessed_depth, guessed_cost
         else:
             high, high_cost = guessed_depth, guessed_cost
-        is_line = not linear_guess or 2 * (high - low) <= previous_span
+        is_line = not is_line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
 

@@ -190,9 +190,9 @@ class Replica:
         timed_prompts = self._timed_prompts[whole_count]
         if not server:
             return timed_prompts
-        server_seconds, parts = self.stack.first_token, timed_prompts.parts
+        first_token, parts = self.stack.first_token, timed_prompts.parts
         return InferencePass(
-            timed_prompts.seconds + server_seconds, parts | {"server": server_seconds}, timed_prompts.timed_passes
+            timed_prompts.seconds + first_token, parts | {"server": first_token}, timed_prompts.timed_passes
         )
 
     @cached_property
@@ -248,7 +248,7 @@ class Replica:
 
     def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
+        other_requests, further_steps = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
         if not other_requests:
@@ -263,21 +263,18 @@ class Replica:
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompts / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / steps_after_first_token))
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
         added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
-            other_requests * added_seconds * prompt_seconds / (prompt_seconds + steps_after_first_token * step_seconds),
+            other_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
             (prompts_per_step - 1) * added_seconds,
         )
-        tpot = (
-            step_seconds + (other_requests * added_seconds - prompt_wait) / steps_after_first_token
-        ) / self.tokens_per_step
+        tpot = (step_seconds + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
-        return ServedLoad(
-            concurrency, self.requests.output, prompt_seconds + prompt_wait, tpot, prompt_seconds + burst_wait
-        )
+        ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
+        return ServedLoad(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:

@@ -197,9 +197,7 @@ class TimeEstimator:
     def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         unit_format = self._units_format(dtype)
-        has_own_units = (
-            self.device.format_of(unit_format) == unit_format
-        )  # else the kernels decode the weights to 16 bits
+        has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.stack.sums_in_16_bits and self.device.format_of(unit_format) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
@@ -277,33 +275,30 @@ class TimeEstimator:
             )
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
-        rate, element_bytes = self.product_rate(dtype), BYTES.get(dtype, 2.0)
+        rate, element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
-        output_bytes = max(2.0, element_bytes)
+        output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
             False,
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
-            device.memory_seconds(element_bytes * (weight + m * k) + output_bytes * m * n),
+            device.memory_seconds(element * (weight + m * k) + output_bytes * m * n),
         )
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             input_gradient = backward * self._depth_factor(dtype, n)
-            yield True, input_gradient, device.memory_seconds(element_bytes * (weight + m * n) + output_bytes * m * k)
+            yield True, input_gradient, device.memory_seconds(element * (weight + m * n) + output_bytes * m * k)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            yield (
-                True,
-                backward,
-                device.memory_seconds((element_bytes + 4.0) * weight + element_bytes * m * k + output_bytes * m * n),
-            )
+            memory = device.memory_seconds((element + 4.0) * weight + element * m * k + output_bytes * m * n)
+            yield True, backward, memory
 
     _experts_seconds = _product_seconds
 
@@ -503,9 +498,9 @@ def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ON
     copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        share_of_larger_domains = n_group / domains - least_groups
+        larger_share = n_group / domains - least_groups
         chances = [_chance_of_copy(count, top_k, groups) for count in (least_groups, least_groups + 1)]
-        chance_of_copy = (1 - share_of_larger_domains) * chances[0] + share_of_larger_domains * chances[1]
+        chance_of_copy = (1 - larger_share) * chances[0] + larger_share * chances[1]
         copies = choose(domains < n_group, domains * chance_of_copy, copies)
     return minimum(1.0, copies / top_k)
 

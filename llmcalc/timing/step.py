@@ -168,15 +168,12 @@ class LayerCosts(NamedTuple):
     def at_index(self, index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
-        def select_indices(amount: Number) -> Number:
+        def at(amount: Number) -> Number:
             return amount[index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
-            *(
-                list(map(select_indices, values)) if isinstance(values, list) else select_indices(values)
-                for values in self[1:]
-            ),
+            *(list(map(at, values)) if isinstance(values, list) else at(values) for values in self[1:]),
         )
 
 
@@ -246,10 +243,7 @@ def rank_layers(
         range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
-        tuple(
-            sum(layer_index in stage for stage in stages[rank::pp] for layer_index in layer_kind.indices)
-            for layer_kind in kinds
-        )
+        tuple(sum(layer in stage for stage in stages[rank::pp] for layer in layer_kind.indices) for layer_kind in kinds)
         for rank in range(pp)
     )
 
@@ -269,6 +263,11 @@ class PipelineRanks(NamedTuple):
     expert_params: Number
     layers: Number
     adapter_params: Number | None = None
+
+    def trained_params(self, ep: Number) -> tuple[Number, Number]:
+        """Returns a rank's trained parameters outside of the experts, and those of its experts."""
+        experts = rank_share(self.expert_params, ep)
+        return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
 
 
 def pipeline_ranks(
@@ -340,11 +339,7 @@ def _step_seconds(
     bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
-    parameters = (
-        ranks.dense_params + rank_share(ranks.expert_params, plan.ep)
-        if ranks.adapter_params is None
-        else ranks.adapter_params
-    )
+    parameters = sum(ranks.trained_params(plan.ep))
     update = (
         stack.host_update * updated_params
         if stack.host_update
@@ -364,9 +359,7 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     first one.
     """
     experts = rank_share(ranks.expert_params, plan.ep)
-    trained, trained_experts = (
-        (ranks.dense_params, experts) if ranks.adapter_params is None else (ranks.adapter_params, 0)
-    )
+    trained, trained_experts = ranks.trained_params(plan.ep)
     groups = (
         _group_messages(plan, device, stack, plan.dp * plan.cp, ranks.dense_params, trained, ranks.layers),
         _group_messages(plan, device, stack, plan.expert_replicas, experts, trained_experts, ranks.layers),

@@ -45,12 +45,12 @@ class Group:
     """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
-    module_list: the layers; None for all.
+    modules: the layers; None for all.
     experts: the format of routed experts; None for the same format.
     """
 
     format: LinearFormat | None
-    module_list: ModuleList | None = None
+    modules: ModuleList | None = None
     experts: LinearFormat | None = None
 
 
@@ -84,12 +84,12 @@ class LinearScheme(Scheme):
 
     @property
     def reads_names(self) -> bool:
-        return bool(self.excluded.entries) or any(group.module_list is not None for group in self.groups)
+        return bool(self.excluded.entries) or any(group.modules is not None for group in self.groups)
 
     def look_up(self, names: tuple[str, ...]) -> None:
         for module_list in (
             self.excluded,
-            *(group.module_list for group in self.groups if group.module_list is not None),
+            *(group.modules for group in self.groups if group.modules is not None),
         ):
             module_list.look_up(names)
 
@@ -138,7 +138,7 @@ class LinearScheme(Scheme):
             (
                 candidate
                 for candidate in self.groups
-                if candidate.module_list is None or weight_site.names in candidate.module_list
+                if candidate.modules is None or weight_site.names in candidate.modules
             ),
             None,
         )
@@ -165,10 +165,7 @@ class LinearScheme(Scheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry
-            for group in self.groups
-            if group.module_list is not None
-            for list_entry in group.module_list.unused
+            list_entry for group in self.groups if group.modules is not None for list_entry in group.modules.unused
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
