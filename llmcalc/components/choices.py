@@ -208,7 +208,7 @@ AnyIndexer: TypeAlias = Annotated[Any, INDEXERS]
 AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
-def parts() -> tuple[type[Component], ...]:
+def all_components() -> tuple[type[Component], ...]:
     """Returns every component class with a reference and examples, except layers, for the contract tests."""
     classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -115,7 +115,7 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
-    fields = {field: value for field, value in config.items() if field not in HUB_FIELDS}
+    fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.get(name)
         if rope is False:  # means none; a configuration class rejects it

@@ -19,7 +19,7 @@ import pytest
 
 from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_of
-from llmcalc.flow.tree import Use
+from llmcalc.flow.tree import OpUse
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
 from llmcalc.sources.huggingface.registry import FILES, text_model_of
@@ -260,7 +260,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
     """FLOPs of one token after others, with the extra work of the class."""
     found = [MORE[key] for key in more]
 
-    def cost(use: Use) -> Number:
+    def cost(use: OpUse) -> Number:
         op = use.op
         for one in found:
             op = one.follow(op)

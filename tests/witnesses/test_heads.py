@@ -154,4 +154,4 @@ def test_a_choice_of_a_family_without_one_is_refused() -> None:
 
 def test_the_kinds_of_head_are_the_types_of_head() -> None:
     """A projection is a part of the classes that have it, which no other class can be given."""
-    assert {*get_args(HeadKind), "projection"} == set(HEADS.homes)
+    assert {*get_args(HeadKind), "projection"} == set(HEADS.class_paths)

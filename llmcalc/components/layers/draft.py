@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...flow.axis import Beside
+from ...flow.axis import JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, ModelProperties
@@ -52,7 +52,7 @@ class DraftLayer(PreNormLayer):
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed = recorder.part("embedding_norm", self.norm, embedded), recorder.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
-        joined_input = recorder.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        joined_input = recorder.cat(*normed, axes=(JoinedShapes((embedded.axes, x.axes)),))
         recorder.hold(x=x, joined=joined_input)
         x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
         recorder.hold(x=x)

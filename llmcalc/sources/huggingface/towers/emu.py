@@ -16,6 +16,23 @@ GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
 
 
+PIXELS_PER_TOKEN = 8
+"""The pixels on each side of a token in Emu 3's processor."""
+
+IMAGE_RULE: Table = {
+    "type": "smart_resize",
+    "merge": 1,
+    "min_pixels": 512 * 512,
+    "max_pixels": 1024 * 1024,
+    "line_marks": True,
+    "marks": 4,
+}
+"""How Emu 3's processor resizes an image, and its marks: two before and two after the tokens.
+
+The processor also writes the number of lines and columns in digits, which count as text.
+"""
+
+
 def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
     config.require("double_latent", False)
@@ -46,6 +63,8 @@ def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }
+    if 2 ** (len(multipliers) - 1) == PIXELS_PER_TOKEN:
+        tokenizer["image"] = IMAGE_RULE
     return {"image_tokenizer": tokenizer}
 
 

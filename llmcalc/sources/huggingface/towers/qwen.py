@@ -49,9 +49,15 @@ def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
-    """Returns an encoder of `depth` layers with a merger to an output width."""
+    """Returns an encoder of `depth` layers with a merger to an output width.
+
+    Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
+    """
+    image, frees_first_input = _resizing_rule(config), "positions" not in fields
     return {
-        "visual": vision_transformer(config, block, depth="depth", image=_resizing_rule(config), **fields),
+        "visual": vision_transformer(
+            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields
+        ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
 
