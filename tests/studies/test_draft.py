@@ -316,6 +316,28 @@ def test_a_block_draft_narrower_than_its_target_has_its_own_embedding_and_head()
     assert narrower == llmcalc.params(config).total + 4096 * 5 * (5120 - 4096) + 2 * 151936 * 4096
 
 
+def test_heads_of_a_draft_layer_divide_its_joined_input() -> None:
+    layer = {
+        "type": "draft",
+        "norm": {"type": "rmsnorm"},
+        "norm_placement": "pre",
+        "attention": {"num_attention_heads": 8},  # 8 divides 2 × 12, not 12
+        "feed_forward": {"intermediate_size": 16, "hidden_act": "silu", "gated": True},
+    }
+    stack = {
+        "num_hidden_layers": 1,
+        "final_norm": {"type": "rmsnorm"},
+        "block": layer,
+        "streams": {"type": "target_states", "start": "states", "states": 3},
+    }
+    draft = {"vocab_size": 32, "hidden_size": 12, "tie_word_embeddings": False, "from_target": ["embed_tokens"]}
+    projected_states, attention = 3 * 12 * 12, 3 * 24 * 24 + 24 * 12
+    rest = 3 * 12 * 16 + 4 * 12 + 32 * 12
+    assert llmcalc.params(ModelSpec.model_validate({**draft, "decoder": stack})).total == (
+        projected_states + attention + rest
+    )
+
+
 def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:
     """SpecForge's configs of GLM-5.2 and Inkling have the fields of DSpark in a table of its own."""
     config = DRAFTS["qwen3-8b-dspark"]["config"]

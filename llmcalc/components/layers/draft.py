@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class DraftLayer(PreNormLayer):
     """A pre-norm layer whose attention reads the concatenated norms of token embedding and residual stream.
 
-    attention: attention whose input is twice as wide as its output: with a stated head_dim, or latent attention.
+    attention: attention, latent or not, whose input is twice as wide as its output; its heads divide that input where
+        no head_dim is stated.
     norm_before_residual: whether the normalized stream is the residual to which attention is added, in place of the
         stream itself; false by default.
     """
