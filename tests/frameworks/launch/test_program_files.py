@@ -209,6 +209,7 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
         ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
         ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
         ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
+        ("return TransformerTrain", "return cookbook.TransformerTrain", "TransformerTrainModuleConfig: no call in"),
         ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
         ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
         ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
