@@ -602,6 +602,15 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
 
 
+def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:
+    text = FILES["swift_megatron.sh"]
+    launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
+    assert any("seq_cls: the head is counted" in note for note in launch.notes)
+    assert launch.settings == launch_of(text, "cls.sh").settings
+    with pytest.raises(InputError, match="all-router beside all-linear is not modelled; all-linear alone is"):
+        launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
+
+
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     text = f"open({str(trace)!r}, 'w')\n" + FILES["torchtitan_configs.py"]
