@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
-from ..flow.tree import Place, Use
+from ..flow.tree import OpUse, Place
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
@@ -31,7 +31,7 @@ from ..simulator.event_log import Recorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
+from ..simulator.profiles.context_parallel import RingAttention, ring_of_rank, tokens_of_rank
 from ..simulator.profiles.dtensor import Divided
 from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
@@ -160,7 +160,7 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, use: Use) -> Number:
+def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     count = use.params()
     if not count:
@@ -549,9 +549,9 @@ class RingChunk(Chunk):
     lowering: RingAttention
 
     def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        training = replace(setup.training, seq=part_of_sequence(setup.layout, setup.training.seq))
+        training = replace(setup.training, seq=tokens_of_rank(setup.layout, setup.training.seq))
         super().__init__(replace(setup, training=training), stage, memory_meter)
-        self.lowering.ring = ring_of(setup.layout, setup.rank)
+        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:

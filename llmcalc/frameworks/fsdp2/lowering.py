@@ -106,24 +106,24 @@ class FsdpProfile(RingAttention):
             if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD
         ]
 
-    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.traffic is not None
         sharding = self.traffic.sharding
-        if key in self.buffers:
+        if parameter_key in self.buffers:
             shard_format = sharding.frozen_dtype or sharding.dtype
             return empty(
                 self.graph.meter, template.shape, shard_format if template.dtype is self.dtype else template.dtype
             )
         if not template.shape:
-            raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
-        layer = self.parameter_layer(key)
+            raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
+        layer = self.parameter_layer(parameter_key)
         if sharding.experts is not None and len(template.shape) == 3 and layer.layer_index >= 0:
             layer, sharding = layer._replace(has_experts=True), sharding.experts
-        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(key, template)
+        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
         width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
-        parameter = self.sharded[key] = Parameter(
-            self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
+        parameter = self.sharded[parameter_key] = Parameter(
+            self.graph.meter, parameter_key, template, sharding, width, self.has_partial_gradient(parameter_key)
         )
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
@@ -175,13 +175,13 @@ class FsdpProfile(RingAttention):
         """The path and the shard of every trained parameter."""
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
-        if self.traffic is not None and key in self.sharded:
-            layer = self.parameter_layer(key)
+        if self.traffic is not None and parameter_key in self.sharded:
+            layer = self.parameter_layer(parameter_key)
             if layer.layer_index >= 0 and layer != self.current_layer:
-                raise self.unsupported(SHARED_LAYERS, self.parameter_name(key))
-        return super().parameter(key, shape, dtype, trained)
+                raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
+        return super().parameter(parameter_key, shape, dtype, trained)
 
     def parameter_layer(self, key: Path) -> Layer:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""

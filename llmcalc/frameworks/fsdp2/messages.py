@@ -53,4 +53,4 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
 def gradient_rules() -> GradientRules:
     """Returns the rules by which FSDP2 reduces gradients over replicas."""
-    return GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)
+    return GradientRules("fsdp2", (0, 2, 3), gradient_messages, reduces_in_float32=True)

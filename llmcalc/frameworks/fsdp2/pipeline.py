@@ -26,7 +26,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Meter, Place
-from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
+from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
@@ -87,7 +87,7 @@ class ShardedChunk(Chunk):
 
     def __init__(self, setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         super().__init__(setup, stage, memory_meter)
-        self.lowering.ring = ring_of(setup.layout, setup.rank)
+        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
         self.fsdp: Fsdp = setup.fsdp
         self.reshard: bool = setup.layout.reshard
         other_streams = ALL_REDUCE * stage.chunk
@@ -251,7 +251,7 @@ class ShardedRank(RankRun):
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = part_of_sequence(layout, setup.training.seq)
+        rank_tokens = tokens_of_rank(layout, setup.training.seq)
         training = replace(setup.training, seq=rank_tokens, microbatches=microbatches)
         super().__init__(replace(setup, training=training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"

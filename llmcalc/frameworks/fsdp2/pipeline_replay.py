@@ -65,8 +65,8 @@ class SchedulePasses(PassCounter):
         """Returns the position of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
-    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns a key of a forward pass, which is equal for passes with the same memory events."""
+    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a forward pass; passes with equal cases have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -92,7 +92,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.starts: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             without_storage(i, parameter.unsharded_param)
@@ -100,7 +100,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._outputs(chunk, output), *gathered_parameters]
+        return [*super()._surviving_outputs(chunk, output), *gathered_parameters]
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):

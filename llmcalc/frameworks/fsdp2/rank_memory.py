@@ -29,7 +29,7 @@ from ...parallel.rank_program import rank_program
 from ...simulator.event_log import RecordedEvents, Recorder
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
+from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
@@ -147,8 +147,8 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
     rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    ring = ring_of(layout, rank)
-    rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
+    ring = ring_of_rank(layout, rank)
+    rank_training = replace(setup.training, seq=tokens_of_rank(layout, setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""

@@ -94,7 +94,7 @@ class ShortenedPasses:
         passes: list[RecordedPass] = []
         for i, trace_piece in enumerate(self.pieces):
             pass_start = len(events)
-            events += self.repeated.unfolded_events(trace_piece)
+            events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
                 passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(events)))
         return events, passes
@@ -135,7 +135,7 @@ class ShortenedPasses:
         return recorded_pass._replace(
             start=pass_start,
             end=pass_end,
-            place=self.repeated.shifted_place(recorded_pass.place),
+            place=self.repeated.place_in_long_run(recorded_pass.place),
             input_storage=None if stage_input is None else self._full_storage(stage_input, None),
             outputs=unfolded_outputs,
         )

@@ -14,7 +14,7 @@ from itertools import pairwise
 from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
 from ...device_memory.optimizers.registry import optimizer, optimizers
-from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
+from ...device_memory.training import Training, TrainingRun, record_two_steps, repeat_steps
 from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -365,4 +365,4 @@ def record(
     batch = memory_meter.cut()
     training_run.micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
-    return recorded_run or two_steps(new_run(memory_meter := Recorder()), memory_meter)
+    return recorded_run or record_two_steps(new_run(memory_meter := Recorder()), memory_meter)

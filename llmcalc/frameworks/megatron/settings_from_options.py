@@ -15,7 +15,7 @@ from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.estimate import Memory
 from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
-from ...flow.axis import extent
+from ...flow.axis import element_count
 from ...flow.program import every_step
 from ...model import ModelSpec
 from ...optional import MTP
@@ -312,7 +312,7 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,
             "moe_router_topk": expert_steps[0].options["top_k"],
-            "moe_ffn_hidden_size": extent(expert_steps[0].outs[0].axes),
+            "moe_ffn_hidden_size": element_count(expert_steps[0].outs[0].axes),
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_permute_fusion": True,

@@ -47,7 +47,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     if not messages:
         return trainer
     log_values = LogValues(LogText(messages[-1]), PATTERNS)
-    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
+    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).byte_sizes("process_has"))
     bytes_by_term = {
         term_name: log_values.last_size(term_name)
         for term_name in ("requested", "free", "process", "allocated", "unallocated")
@@ -100,10 +100,10 @@ def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     log_values = LogValues(log_text, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     memory_terms = [
-        LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+        LogTerm(term_name, log_values.byte_sizes(term_name)[-1]) for term_name in names if term_name in log_values
     ]
     if "trainable" in log_values:
-        memory_terms.append(LogTerm("trainable", log_values.counts("trainable")[-1], "parameters"))
+        memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:
         return None
     return LogReading("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")

@@ -51,18 +51,18 @@ class AttentionKernels(LinearKernels):
         for cache_entry, new_entry in zip(operation.outs, operation.ins, strict=True):
             self.bind(cache_entry, self.tensor_of(new_entry))
 
-    def tensor_of(self, value: Value) -> Tensor:
-        """Returns the tensor of a value, or a view's base tensor."""
-        tensor = self.values.get(id(value))
+    def tensor_of(self, flow_value: Value) -> Tensor:
+        """Returns the tensor of a value; for a view, its base tensor."""
+        tensor = self.values.get(id(flow_value))
         if tensor is not None:
             return tensor
-        if value.of is None:
+        if flow_value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.tensor_of(value.of)
+        return self.tensor_of(flow_value.of)
 
-    def store_tensor(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
-        self.bind(value, tensor)
+        self.bind(flow_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head for all its query heads."""

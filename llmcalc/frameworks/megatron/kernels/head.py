@@ -41,7 +41,7 @@ class HeadKernels(ElementwiseKernels):
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
-        table_key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
+        table_key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
         if table_key not in self.weights:
             self.weights[table_key] = self.with_role("positions", lambda: self.table(operation))
         return self.weights[table_key]
@@ -52,7 +52,7 @@ class HeadKernels(ElementwiseKernels):
         assert stack_input is not None
         if not self.has_entry:
             x = self.tensor_of(stack_input)
-            self._leave(stack_input)
+            self._free_layer_input(stack_input)
             embeddings = self.enter_layers(x)
             del x
             embeddings.leaf |= self.layers_input_takes_gradient
@@ -104,7 +104,7 @@ class HeadKernels(ElementwiseKernels):
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
         hidden = self.tensor_of(stack_input)
-        self._leave(stack_input)
+        self._free_layer_input(stack_input)
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
@@ -168,7 +168,7 @@ class HeadKernels(ElementwiseKernels):
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(module_scope, module)
 
-    def do_also(self, operation: Step) -> None:
+    def do_second_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.ins[0])
         self.further_outputs.append(self.loss_of(logits))

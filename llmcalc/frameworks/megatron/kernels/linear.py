@@ -11,7 +11,7 @@ from typing import Any
 
 from ....algebra import Number
 from ....components.norm import Norm
-from ....flow.axis import Axis, Beside
+from ....flow.axis import Axis, JoinedShapes
 from ....flow.program import Step
 from ....simulator.lowering import Path
 from ....simulator.tensor import Needs, Tensor
@@ -32,13 +32,13 @@ class LinearKernels(RankKernels):
             self.bind(output, self.tensor_read_by(operation, norm_input))
             return
         x = self.tensor_read_by(operation, norm_input)
-        row_count = x.shape[0] * (norm_input.width // self.extent(operation.options["over"]))
+        row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
         self.bind(output, self.norm(x, operation, self.module_path(), row_count))
 
     def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
-        shape = (self.extent(operation.options["over"]),)
+        shape = (self.element_count(operation.options["over"]),)
         names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in names]
 
@@ -87,7 +87,7 @@ class LinearKernels(RankKernels):
         if table_key not in self.weights:
             width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
-            shape = self.extent(rows), self.extent(width)
+            shape = self.element_count(rows), self.element_count(width)
             self.weights[table_key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[table_key]
 
@@ -424,8 +424,8 @@ class LinearKernels(RankKernels):
         return output
 
 
-def is_divided(axis: Axis | Beside) -> bool:
+def is_divided(axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
-    if isinstance(axis, Beside):
+    if isinstance(axis, JoinedShapes):
         return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ....algebra import Number
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
@@ -324,14 +324,14 @@ class RankKernels(Lowering):
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created on first use."""
-        if key not in self.weights:
+        if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
-            self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
+            self.weights[parameter_key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
             is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
-            self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, is_fp8))
-        return self.weights[key]
+            self.ordered_parameters.append(Parameter(parameter_key, tensor, self.in_expert, self.role, is_fp8))
+        return self.weights[parameter_key]
 
     @property
     def runs_in_fp8(self) -> bool:
@@ -513,9 +513,9 @@ class RankKernels(Lowering):
         """Allocates a norm's statistics, one fp32 number per row."""
         return self.graph.new_tensor((rows, 1), FLOAT32)
 
-    def extent(self, shape: Any) -> Number:
+    def element_count(self, shape: Any) -> Number:
         """Returns the number of elements of a shape on this rank."""
-        return extent(shape)
+        return element_count(shape)
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:

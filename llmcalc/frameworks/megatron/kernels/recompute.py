@@ -135,7 +135,7 @@ class DiscardedKernels(SparseKernels):
             return
         value, module_path = operation.ins[0], self.module_path()
         x = self.tensor_read_by(operation, value)
-        row_count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
+        row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
         outputs, discarded = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, row_count)], [x], input_storage_id=id(value.storage)
         )

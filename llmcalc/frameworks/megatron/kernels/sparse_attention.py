@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....algebra import Number, exact_div
-from ....flow.axis import Beside
+from ....flow.axis import JoinedShapes
 from ....flow.program import Alternatives, Scope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
@@ -50,7 +50,7 @@ class SparseKernels(Fp8Kernels):
         branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
         kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
-        assert isinstance(kv_axes, Beside)
+        assert isinstance(kv_axes, JoinedShapes)
         latent, rope = (axis_part[0].size for axis_part in kv_axes.parts)
         heads = query_up.outs[0].axes[0].size
         nope = exact_div(query_up.outs[0].width, heads) - rope
