@@ -416,6 +416,18 @@ def test_builders_of_torchtune_are_presets() -> None:
         assert isinstance(llmcalc.load(preset), Preset)
 
 
+def test_litgpt_pretrains_compiled_with_shards_in_fp32() -> None:
+    """pretrain.py: torch.compile, a fused optimizer, and under `bf16-mixed` shards in fp32 that are gathered in bf16."""
+    unset = dict.fromkeys(("checkpoint_dir", "lora_r", "lora_dropout"))
+    pretraining = {**unset, "model_name": "tiny-llama-1.1b", "precision": "bf16-mixed"}
+    launch = changed("litgpt_lora.yaml", 4, **pretraining)
+    names = ("compile", "optimizer_impl", "dtype", "master_weights", "num_microbatches", "cross_entropy")
+    assert [launch.settings.get(name) for name in names] == [True, "fused", "bf16", "fp32", 1, "eager"]
+    assert (launch.framework, launch.target, launch.settings.get("recompute")) == ("fsdp2", "tiny-llama-1.1b", None)
+    single = changed("litgpt_lora.yaml", 1, **pretraining)
+    assert (single.framework, single.settings["precision"]) == ("torch", "autocast")
+
+
 def test_adapters_of_litgpt() -> None:
     launch = read_launch(FILES / "litgpt_lora.yaml")
     assert launch.target == "meta-llama/Llama-3.2-1B"
