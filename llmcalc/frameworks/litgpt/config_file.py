@@ -1,6 +1,6 @@
 """Reads a config of LitGPT: arguments of `litgpt finetune_lora`, `finetune_full` and `pretrain`.
 
-Source: LitGPT 0.5.13 (26857050), litgpt/finetune/{lora,full}.py, litgpt/pretrain.py, litgpt/args.py and litgpt/config.py.
+Source: LitGPT 0.5.13 (26857050), litgpt/finetune/{lora,full}.py, pretrain.py, args.py and config.py.
 """
 
 from __future__ import annotations

@@ -417,7 +417,7 @@ def test_builders_of_torchtune_are_presets() -> None:
 
 
 def test_litgpt_pretrains_compiled_with_shards_in_fp32() -> None:
-    """pretrain.py: torch.compile, a fused optimizer, and under `bf16-mixed` shards in fp32 that are gathered in bf16."""
+    """pretrain.py: torch.compile, a fused optimizer, and under `bf16-mixed` fp32 shards that are gathered in bf16."""
     unset = dict.fromkeys(("checkpoint_dir", "lora_r", "lora_dropout"))
     pretraining = {**unset, "model_name": "tiny-llama-1.1b", "precision": "bf16-mixed"}
     launch = changed("litgpt_lora.yaml", 4, **pretraining)
