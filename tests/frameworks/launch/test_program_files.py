@@ -611,6 +611,14 @@ def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:
         launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
 
 
+def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
+    text = FILES["unsloth_sft.py"]
+    with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"
+    assert launch_of(with_picture, "notebook.py") == launch_of(text, "notebook.py")
+    with pytest.raises(InputError, match="letters of Python; expected at most 150,000"):
+        launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
+
+
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     text = f"open({str(trace)!r}, 'w')\n" + FILES["torchtitan_configs.py"]
