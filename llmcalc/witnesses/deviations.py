@@ -56,13 +56,17 @@ def class_total(
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
     class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
-    return class_count + sum(deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec))
+    return class_count + sum(
+        deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec)
+    )
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns path of a node → amount by which the classes exceed the count of the node's subtree."""
     counts_by_path = {
-        deviation.node_path: deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec) if deviation.node_path
+        deviation.node_path: deviation.further_quantity(spec)
+        for deviation in _deviations_of(model_type, quantity, spec)
+        if deviation.node_path
     }
     return lambda path: sum(
         added_count

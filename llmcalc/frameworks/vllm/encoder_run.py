@@ -177,7 +177,9 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Ma
     )
 
 
-def _processed_images(image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int) -> list[EncodedInput]:
+def _processed_images(
+    image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
+) -> list[EncodedInput]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for height, width in image_sizes:

@@ -55,7 +55,9 @@ def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_wi
     """
     image, frees_first_input = _resizing_rule(config), "positions" not in fields
     return {
-        "visual": vision_transformer(config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields),
+        "visual": vision_transformer(
+            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields
+        ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
 
