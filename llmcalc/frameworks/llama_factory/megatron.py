@@ -38,6 +38,10 @@ MODELLED = {"stage": ("sft", "pt"), "mixed_precision": ("bf16_mixed",)}
 """Argument → the values that are read, the default first."""
 
 
+BRIDGE = "USE_MEGATRON_BRIDGE"
+"""Environment variable by which LLaMA-Factory trains with Megatron-Bridge (hparams/parser.py)."""
+
+
 def trains_with_megatron(config: Table) -> bool:
     """Whether a config has one of Megatron-Core's parallel sizes."""
     return any(argument in config for argument in SIZES)
@@ -46,7 +50,11 @@ def trains_with_megatron(config: Table) -> bool:
 def read_megatron(reader: LaunchReader, config: Table, ignored: frozenset[str]) -> Launch:
     """Returns the training run of a config. ignored: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored | IGNORED)
-    is_bridge = "mixed_precision" in config  # an argument that MCoreAdapter does not have
+    is_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
+    if not is_bridge:
+        reader.notes.append(
+            f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
+        )
     for argument, modelled in MODELLED.items():
         if config.get(argument, modelled[0]) not in modelled:
             reader.unknown[argument] = (

@@ -516,6 +516,10 @@ def test_llama_factory_trains_with_megatron_core() -> None:
         "llama_factory_megatron.yaml", 8, mixed_precision="bf16_mixed", finetuning_type="lora", lora_rank=4
     )
     assert (bridge.settings["lora_library"], bridge.settings["lora_rank"]) == ("megatron-bridge", 4)
+    command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
+    typed = launch_of(command, "run.sh", 8, folder=FILES)
+    assert any("MCoreAdapter is assumed" in note for note in launch.notes)
+    assert not any("MCoreAdapter" in note for note in typed.notes)
     for changes, message in (
         ({"finetuning_type": "lora"}, "finetuning_type ('lora' is not modelled with MCoreAdapter; full is)"),
         ({"stage": "dpo"}, "stage ('dpo' is not modelled; sft and pt with Megatron)"),
