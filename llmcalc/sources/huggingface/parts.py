@@ -474,7 +474,7 @@ def sliding_stack(
 
     Empty without a `sliding_window`.
 
-    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, such as
+    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, as in
         `{"position": "none"}`.
     """
     window = config.optional_size("sliding_window")
