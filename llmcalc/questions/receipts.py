@@ -84,9 +84,9 @@ class ReceiptFile:
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
         typed_flags = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
-        run = {**(typed_flags if self.parsed_log.has_arguments else flags), **logged_flags}
+        logged_run = {**(typed_flags if self.parsed_log.has_arguments else flags), **logged_flags}
         try:
-            memory = self.engine.memory_on(self.preset, hardware, self.version, run)
+            memory = self.engine.memory_on(self.preset, hardware, self.version, logged_run)
         except InputError:  # flags of the log that do not hold for this model
             memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
         in_use = in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell_words import LONGEST_VALUE, expander
+from ..launch.shell_words import LONGEST_VALUE, variable_expander
 from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
@@ -126,7 +126,7 @@ def _compose_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a Docker Compose file."""
-    expand_variables = expander(server_finder.where, variables)
+    expand_variables = variable_expander(server_finder.where, variables)
     for service_name, service_table in config["services"].items():
         if not isinstance(service_table, Mapping):
             continue

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
-from ..launch.shell_words import NoShellText
+from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
 from .engine_tables import server_of_table
 from .scripts import ServerFinder, starts_server, versions_in
@@ -151,7 +151,7 @@ class _Evaluator:
             script_container = replace(located_container, image="script")
             try:
                 yield from server_finder.in_script(command_value, self.variables, (), script_container)
-            except NoShellText:
+            except UnsplittableText:
                 return  # a text for people that names a server
         else:
             command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...components.inputs.base import Encoded, ImageRule
+from ...components.inputs.base import EncodedInput, ImageRule
 from ...components.inputs.budget import Budget
 from ...components.inputs.smart_resize import SmartResize
 from ...components.towers.vision import VisionTower
@@ -177,7 +177,9 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Ma
     )
 
 
-def _processed_images(image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
+def _processed_images(
+    image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
+) -> list[EncodedInput]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for height, width in image_sizes:
