@@ -115,7 +115,14 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     )
     for i, ((preset, _), curve_end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
         colour = curve_style(i).colour
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
+        curve_line = {
+            "arrowstyle": "-",
+            "color": colour,
+            "linewidth": 0.6,
+            "shrinkA": 1,
+            "shrinkB": 1,
+            "relpos": (0, 0.5),
+        }
         ax.annotate(
             escape_label(preset.display),
             curve_end,
@@ -125,7 +132,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
             fontsize=9,
             color=colour,
             annotation_clip=False,
-            arrowprops=line,
+            arrowprops=curve_line,
         )
 
 
