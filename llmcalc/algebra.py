@@ -129,6 +129,11 @@ def ceil_div(dividend: Number, divisor: Number) -> Number:
     return -(-dividend // divisor)
 
 
+def round_up(number: Number, multiple: int) -> Number:
+    """Rounds a number up to a multiple."""
+    return ceil_div(number, multiple) * multiple
+
+
 def triangle(n: Number) -> Number:
     """Returns 1 + 2 + … + n = n(n + 1)/2, the number of (query, key) pairs of n causal tokens."""
     return exact_div(n * (n + 1), 2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
-from .components.choice import only
+from .components.choice import class_at
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
@@ -22,7 +22,7 @@ from .components.runtime import ForwardPass
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
-from .flow.axis import Axis, Beside
+from .flow.axis import Axis, JoinedShapes
 from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from .components.pooler import Pooler
     from .components.proposal import Proposal
 else:
-    Pooler, ContactHead = only("pooler:Pooler"), only("contact_head:ContactHead")
-    Proposal = only("proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = only("mtp:MultiTokenPrediction"), only("idle:UnusedEmbedding")
+    Pooler, ContactHead = class_at("pooler:Pooler"), class_at("contact_head:ContactHead")
+    Proposal = class_at("proposal:Proposal")
+    MultiTokenPrediction, UnusedEmbedding = class_at("mtp:MultiTokenPrediction"), class_at("idle:UnusedEmbedding")
 
 
 class ModelSpec(Part):
@@ -390,7 +390,7 @@ class ModelSpec(Part):
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
-            x = recorder.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            x = recorder.cat(*[x] * self.embedding_kernel, axes=(JoinedShapes((x.axes,) * self.embedding_kernel),))
             recorder.hold(neighbours=x)
         weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
         recorder.memo["embed_proj"] = weight
@@ -439,7 +439,7 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, table)
         if self.towers:
-            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
+            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, is_counted_whole=True):
                 record_towers(recorder, self.towers)
 
     def _record_lm_head(

@@ -64,7 +64,7 @@ class EngineCommand(Command):
 
             record, _ = engine_and_version(engines[0])
             args, flag_values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.instead
+                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
             )
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)

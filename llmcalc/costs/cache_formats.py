@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ..algebra import Number, exact_div
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..frozen import frozen
 from ..ops import KVCache, State
 from ..units import DTYPE_BITS, DTYPE_NAMES, bits_to_bytes
@@ -100,8 +100,10 @@ def _per_token_head(name: str, bits: int) -> CacheFormat:
 
 
 def _turbo_format(name: str, keys: int, values: int) -> CacheFormat:
-    """TurboQuant: keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16
-    scale and zero point.
+    """Returns a TurboQuant format of the cache.
+
+    Keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16 scale and zero
+    point.
     """
     key = Vector(8) if keys == 8 else Vector(keys, vector_bytes=2)
     description = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"
@@ -177,7 +179,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     if stored_format.name in DTYPE_BITS:
         return lambda use: use.cache_bits(stored_format.keys.bits)
 
-    def cost(op_use: Use) -> Number:
+    def cost(op_use: OpUse) -> Number:
         op = op_use.op
         if not op_use.has("cache_bits"):
             return 0

@@ -86,6 +86,6 @@ def _layer_program(tower: Any) -> Flow:
         program.result = (
             tower.stack.flow(program, frame_rows, hidden_vectors)
             if tower.type == "audio"
-            else tower.stack.flow(program, frame_rows)
+            else tower.stack.flow(program, frame_rows, keeps_first_input=not tower.frees_first_input)
         )
     return program

@@ -16,7 +16,7 @@ from .. import ops
 from ..algebra import Number
 from ..components.towers import record as record_towers
 from ..errors import InputError
-from ..flow.axis import Axis, Beside, Shape
+from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -51,7 +51,7 @@ FIELDS = {
 }
 """Axis → its field in a configuration."""
 
-NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "also"})
+NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "second_output"})
 """Verbs of the recorder that compute nothing."""
 
 SUMS = frozenset({"linear", "experts", "again"})
@@ -72,7 +72,7 @@ class Shard(Axis):
 def flat_axes(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
-        if isinstance(axis, Beside):
+        if isinstance(axis, JoinedShapes):
             for component in axis.parts:
                 yield from flat_axes(component)
         else:
@@ -91,7 +91,7 @@ def has_copies(shape: Shape) -> bool:
 def is_divided(shape: Shape) -> bool:
     """Whether ranks divide an axis of the shape."""
     for axis in shape:
-        if isinstance(axis, Beside):
+        if isinstance(axis, JoinedShapes):
             if any(map(is_divided, axis.parts)):
                 return True
         elif isinstance(axis, Shard) and axis.degree > 1:
@@ -117,20 +117,20 @@ class RankAxes:
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
 
-    def axis(self, axis: Axis) -> Axis:
+    def axis_on_rank(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
         if isinstance(axis, Shard):
             return axis
         index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
-        return self.part(axis, self.degree(axis.name), index)
+        return self.axis_part(axis, self.degree(axis.name), index)
 
-    def experts(self, axis: Axis) -> Axis:
+    def expert_axis(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis of experts, or of heads with separate weights."""
         if isinstance(axis, Shard) or axis.name != "experts":
-            return self.axis(axis)
-        return self.part(axis, self.layout.ep, self.coordinates.ep)
+            return self.axis_on_rank(axis)
+        return self.axis_part(axis, self.layout.ep, self.coordinates.ep)
 
-    def part(self, axis: Axis, degree: int, index: int) -> Axis:
+    def axis_part(self, axis: Axis, degree: int, index: int) -> Axis:
         """Returns part number `index` of an axis that is divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
@@ -167,13 +167,13 @@ def _with_rank_axes(verb: Verb) -> Verb:
     """Returns the recording function with every axis argument replaced by the rank's part."""
 
     @wraps(verb)
-    def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
+    def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
         rank_part = self.rank_part
         return verb(
             self, *map(rank_part, args), **{option_name: rank_part(value) for option_name, value in options.items()}
         )
 
-    return rank_verb  # type: ignore[return-value]
+    return record_on_rank  # type: ignore[return-value]
 
 
 class RankFlow(Flow):
@@ -215,23 +215,23 @@ class RankFlow(Flow):
     def rank_part(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
-            return self.rank_axes.axis(argument)
-        if isinstance(argument, Beside):
-            return Beside(tuple(self.rank_part(component) for component in argument.parts), argument.name)
-        if type(argument) is tuple and argument and all(isinstance(axis, (Axis, Beside)) for axis in argument):
+            return self.rank_axes.axis_on_rank(argument)
+        if isinstance(argument, JoinedShapes):
+            return JoinedShapes(tuple(self.rank_part(component) for component in argument.parts), argument.name)
+        if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.rank_part, argument))
         if isinstance(argument, Weight):
             argument.out = tuple(map(self.rank_part, argument.out))
         return argument
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[Scope]:
         self.path.append(name)
         rank_axes = self.rank_axes
         if self.whole_towers and about.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(name, whole=whole, **about) as scope:
+            with super().scope(name, is_counted_whole=is_counted_whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -279,10 +279,10 @@ class RankFlow(Flow):
             raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
+    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
         return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
+    def linear(self, name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
             whole_weight = options["weight"]
             options["weight"] = weight = self._stage_copy(whole_weight)
@@ -302,13 +302,13 @@ class RankFlow(Flow):
         """Records this stage's copy of the embedding before the module that uses it."""
         reader = self.root.items[-1]
         attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
-        op = ops.Embedding(table.ins[0].size, self.n(table.out))
+        op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
         )
         table.is_counted = True
 
-    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
+    def table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
@@ -324,9 +324,11 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(
-        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
+        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
-        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options)
+        return super().experts(
+            name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
+        )
 
     def layers(
         self,
@@ -351,7 +353,7 @@ class RankFlow(Flow):
         self.layer_items = range(start, len(self.root.items))
         return self.exit
 
-    def cut(self) -> None:
+    def remove_other_stages(self) -> None:
         """Removes the operations of other pipeline stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
@@ -367,9 +369,11 @@ class RankFlow(Flow):
         )
         towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
         items_before = (
-            [*items_before, *towers] if self.stage.first else [item for item in items_before if _is_frame(item)]
+            [*items_before, *towers] if self.stage.first else [item for item in items_before if _marks_function(item)]
         )
-        items_after = [item for item in items_after if item not in towers and (self.stage.last or _is_frame(item))]
+        items_after = [
+            item for item in items_after if item not in towers and (self.stage.last or _marks_function(item))
+        ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
@@ -421,7 +425,7 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_frame(item: Item) -> bool:
+def _marks_function(item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
@@ -440,7 +444,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(flow)
-    flow.cut()
+    flow.remove_other_stages()
     return flow
 
 

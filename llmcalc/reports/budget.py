@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from .. import units
-from ..studies.budget import Check, broken
+from ..studies.budget import Check, count_violations
 from ..studies.budget_file import KINDS, Limit
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, with_notes_below, without_repetitions
 from .junit import xml_text
@@ -28,7 +28,7 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 def report(file: str, checks: list[Check]) -> Report:
     """Returns the report of checked values: data, and a table for each model. file: the budget file's name."""
-    broken_count = broken(checks)
+    broken_count = count_violations(checks)
     success_text = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else success_text
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in checks if check.warning)
@@ -58,7 +58,7 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
                     _limits_text(check, partial(_limit_text, check)),
                 ),
                 _write_share(check),
-                "fits" if check.ok and check.on else "ok" if check.ok else "no",
+                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
             ]
         )
         for check in checks
@@ -69,7 +69,7 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
 def _check_name(check: Check) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings = ", ".join(f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items())
-    setting_name = f"fits on {check.on}" if check.on else check.key
+    setting_name = f"fits on {check.accelerator}" if check.accelerator else check.key
     return f"{setting_name} ({settings})" if settings else setting_name
 
 
@@ -95,7 +95,7 @@ def _limit_text(check: Check, limit: Limit) -> str:
 
 
 def _write_share(check: Check) -> float | None:
-    bound = check.broken or check.limits[0]
+    bound = check.violated_limit or check.limits[0]
     return float(check.measured / bound.value) if bound.value else None
 
 
@@ -106,12 +106,12 @@ def _number_or_none(json_value: Fraction) -> int | float:
 def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
     return {
         "budget": file,
-        "ok": not broken(checks),
+        "ok": not count_violations(checks),
         "checks": [
             {
                 "target": check.target,
                 "key": check.key,
-                "on": check.on or None,
+                "on": check.accelerator or None,
                 "settings": check.settings,
                 "measured": _number_or_none(check.measured),
                 "bounds": [
@@ -130,11 +130,11 @@ def junit(file: str, checks: list[Check]) -> str:
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
         test_suite = ET.SubElement(
-            root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
+            root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(count_violations(model_checks))
         )
         for check in model_checks:
             test_case = ET.SubElement(test_suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
-            if (limit := check.broken) is not None:
+            if (limit := check.violated_limit) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(check, limit))
     return xml_text(root)
 

@@ -51,8 +51,6 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     )
     factors = ", ".join(f"{name} × {factor:.2f}" for name, factor in asdict(calibration.fitted).items())
     notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
-    if calibration.cautious:
-        notes[0] += "; the runs agree on no correction, so that every factor stays near 1"
     if calibration.refused:
         notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
     if errors_before.regret is not None and errors_after.regret is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Fit, Hardware
+from ..device_memory.settings import NARROW_PRODUCTS
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import stages
@@ -396,6 +397,9 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
+    if cluster.settings.precision in NARROW_PRODUCTS:
+        terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:

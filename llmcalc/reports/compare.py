@@ -283,9 +283,9 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({counts.longest:,})"
+        f"{preset.display} ({counts.context_length:,})"
         for preset, counts in compared_models
-        if counts.longest is not None and counts.longest < seq
+        if counts.context_length is not None and counts.context_length < seq
     ]
     return (
         [

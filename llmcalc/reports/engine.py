@@ -427,8 +427,8 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     return [flag_change._asdict() for flag_change in engine_use.changes]
 
 
-def _flag_values(engine_use: EngineUse, flags: Any, has_short_spellings: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.typed(name, has_short_spellings), flag_value) for name, flag_value in flags.items()]
+def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
+    return [(engine_use.engine.spelling(name, shortest), value) for name, value in flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:

@@ -224,7 +224,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
-    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.fitting
+    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     rows = [
         Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.tp * best_replica.layout.pp])
@@ -240,7 +240,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
     columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
-    has_times = any(replica.decoding for replica in serving_answer.tried)
+    has_times = any(replica.decoding for replica in serving_answer.tried_replicas)
     if has_times:
         columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
@@ -253,9 +253,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 verdict_of(replica.fit),
             ]
         )
-        for replica in serving_answer.tried
+        for replica in serving_answer.tried_replicas
     ]
-    timed_run = next((replica.decoding for replica in serving_answer.tried if replica.decoding), None)
+    timed_run = next((replica.decoding for replica in serving_answer.tried_replicas if replica.decoding), None)
     layout_notes = []
     if timed_run is not None:
         stack = timed_run.stack.title
@@ -263,9 +263,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}",
             *_halving_notes(serving_answer.memory, timed_run),
         ]
-    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
-    if serving_answer.untried:
-        layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")
+    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
+    if serving_answer.untried_layouts:
+        layout_notes.append(
+            f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
+        )
     document = {
         **_fit_document(preset, worst_fit),
         "devices": devices,
@@ -282,7 +284,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 "verdict": replica.fit.verdict,
                 **decoding_data(replica.decoding),
             }
-            for replica in serving_answer.tried
+            for replica in serving_answer.tried_replicas
         ],
     }
     screen = _Screen(

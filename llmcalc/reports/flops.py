@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..components.base import TokenMixer
 from ..costs.flops import FlopCount, scores_of, step_of
-from ..flow.tree import Node, by_kind
+from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
@@ -154,7 +154,7 @@ def _component_table(
         return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
-    scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
+    scores = cost_by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
     for component, flops in flop_count.by_component.items():
         rows.append(component_row(component, flops))
         if component in scores:

@@ -57,7 +57,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             "layers": [asdict(layer_group) for layer_group in cache.groups],
             "by_dtype": {name: cache.bytes_in_format(name) for name in _dtype_names(cache)},
             "what_if": {
-                alternative.what.key: {
+                alternative.model_change.key: {
                     "bytes": alternative.cache.bytes,
                     "ratio": alternative.ratio,
                     "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtype_names(cache)},
@@ -144,7 +144,7 @@ def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: unit
     dtypes = _dtype_names(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),
-        *((what_if_case.what.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
+        *((what_if_case.model_change.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
     ]
     columns = [
         Column("what_if", "what if", justify="left"),

@@ -63,7 +63,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             "active_evenly": parameter_count.active_evenly,
         }
     if rank_share is not None:
-        document["params"]["copied"] = rank_share.model.copied(parameter_count.include)
+        document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
     if parameter_count.active != total_params:
@@ -201,7 +201,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
     return share_notes(
         rank_share,
         f"the whole model has {units.exact(model_total)} parameters",
-        copies_text(rank_share.model.copied(parameter_count.include)),
+        copies_text(rank_share.model.copied_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if rank_share.layout.ep > 1 and parameter_count.active != parameter_count.total

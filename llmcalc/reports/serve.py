@@ -394,7 +394,7 @@ def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
     trace = study.trace
     if trace is None:
         return None
-    return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest}
+    return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest_request}
 
 
 def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..flow.tree import spans
+from ..flow.tree import index_ranges
 from .notes import plural
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ def rank_text(rank_share: RankShare) -> str:
     rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
-    return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
+    return (
+        f"{rank_description}, layers {index_ranges(chunks.layers)}"
+        if chunks.layers
+        else f"{rank_description}, no layers"
+    )
 
 
 def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..algebra import Number
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
-from ..flow.tree import Use
+from ..flow.tree import OpUse
 from ..flow.value import Value
 
 
-def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     repeats: the number of copies of the scope.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..flow.axis import extent
+from ..flow.axis import element_count
 from ..flow.program import Step
 from ..flow.record import Flow
-from ..flow.tree import Use
+from ..flow.tree import OpUse
 from ..flow.value import Weight
 from .frame import Path
 from .liveness import unused_modules
@@ -40,7 +40,7 @@ class ParameterTensors(ValueTensors):
     def matrix(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
-        shape = extent(operation.weight.out), extent(operation.weight.ins)
+        shape = element_count(operation.weight.out), element_count(operation.weight.ins)
         lending_layer = operation.options.get("lent")
         if lending_layer:
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
@@ -50,7 +50,7 @@ class ParameterTensors(ValueTensors):
         """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
-            operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
+            operation.weight, operation.name, (element_count(operation.weight.ins), element_count(operation.weight.out))
         )
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
@@ -73,7 +73,7 @@ class ParameterTensors(ValueTensors):
                 self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[parameter_key]
 
-    def unread_parameters(self, parameter_name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)

@@ -205,12 +205,12 @@ def check_repeats(
 def module_paths(node_position: Place) -> list[str]:
     """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = node_position.node
-    if node_position.above is None:
+    if node_position.parent is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
         f"{parent_path}.{name}" if parent_path else name
-        for parent_path in module_paths(node_position.above)
+        for parent_path in module_paths(node_position.parent)
         for name in names
     ]
 

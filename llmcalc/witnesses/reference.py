@@ -17,7 +17,7 @@ from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of, step_of
 from ..costs.params import buffers_of, total_of
 from ..errors import InputError, MissingExtra
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
@@ -186,7 +186,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(op_use: Use) -> Number:
+    def kept_elements(op_use: OpUse) -> Number:
         op, run_config = op_use.op, op_use.run_config
         if run_config is None or not op_use.has("forward_flops"):
             return 0

@@ -24,7 +24,7 @@ from ..flow.tree import Cost
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
 from ..sources.huggingface.family import Quirks
-from ..sources.huggingface.registry import text_of
+from ..sources.huggingface.registry import text_model_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
@@ -80,7 +80,7 @@ def verify_config(
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    cost = cost_in_class(text_of(config)[2], "parameters", total_of, spec)
+    cost = cost_in_class(text_model_of(config)[2], "parameters", total_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(
         target,
@@ -106,7 +106,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     require_library_class(config)
     class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_as}
+        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
@@ -185,7 +185,7 @@ def _checks(
     batch: int,
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    tree, model_type, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
+    tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module for node_modules in modules.values() for module in node_modules.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
@@ -262,7 +262,7 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
-    family, context = family_of_class(text_of(config)[2]), family_of_class(config["model_type"])
+    family, context = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
     base_path = next((path for path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
     names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
@@ -307,7 +307,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Returns the ids [batch, tokens] as a class takes them that reads several tokens at each position."""
     config: Any = model.config
-    return class_settings_of({"model_type": config.model_type}).audio_ids(config, ids)
+    return class_settings_of({"model_type": config.model_type}).decoder_ids(config, ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -343,7 +343,7 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for name, shape in class_settings_of({"model_type": config.model_type}).more_inputs(config).items()
+        for name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.choices import LAYERS, all_components
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.norm import Norm
@@ -37,7 +37,7 @@ SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
 EXAMPLES = {
     f"{part.__name__}-{i}": example
-    for part in (*parts(), *LAYERS.classes(), Stack)
+    for part in (*all_components(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
     if part is not ContextAttention and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
     # of drafts, which are counted whole beside a target
@@ -78,7 +78,7 @@ def check(spec: ModelSpec, layout: Layout) -> None:
         assert {part.path for part in parts_of} == {whole.path}
         _check_step(whole, [part.step for part in parts_of], copies)
     for sequence_parallel in (False, True):
-        Placements(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run(first)
+        Placements(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run_program(first)
 
 
 def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...flow.program import Step
-from ...flow.tree import Use
+from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import Frame, Path
 from ...simulator.profiles.eager import Eager
 from ...simulator.strides import Shape
 from ...simulator.tensor import Dtype, Saved, Tensor
-from .param_coordinator import Coordinator
+from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
@@ -33,9 +33,9 @@ class GatheringProfile(Eager):
     of_frames: per frame, the modules that stay gathered until its end.
     """
 
-    coordinator: Coordinator | None = None
+    coordinator: ParameterCoordinator | None = None
 
-    def gather_with(self, coordinator: Coordinator) -> None:
+    def gather_with(self, coordinator: ParameterCoordinator) -> None:
         """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
@@ -60,14 +60,14 @@ class GatheringProfile(Eager):
             if parameter.full_param.leaf
         ]
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the parameters of a module that no pass reads."""
-        weights = super().unread_parameters(name, parameter_use)
+        weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:
             return weights
         unread_count = len(self.unused_modules)
         return [
-            self.coordinator.add_parameter(("unread", unread_count, i, name), weight).full_param
+            self.coordinator.add_parameter(("unread", unread_count, i, module_name), weight).full_param
             for i, weight in enumerate(weights)
         ]
 
@@ -130,7 +130,7 @@ class GatheringProfile(Eager):
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, module_call: Frame) -> None:
-        """Runs a module of the program between gathering and release of the module's parameters."""
+        """Runs a module of the program between the all-gather and the release of the module's parameters."""
         if self.coordinator is None:
             super()._module(module_call)
             return

@@ -108,7 +108,7 @@ class Divided(Eager):
             return
         self.tokens = layout.tp
         self.places: Placements = Placements(layout, self.run_config, include=self.include)
-        self.places.run(program)
+        self.places.run_program(program)
         self._check_rows(program)
         seq = self.run_config.new_rows(TOKENS)
         if seq % layout.tp:

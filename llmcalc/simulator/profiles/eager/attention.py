@@ -8,7 +8,7 @@ from typing import Any
 from ....algebra import exact_div, same
 from ....components.base import BY_TORCH
 from ....evidence import kernels_compared
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....workload.derived_rows import QueryKeyPairs
 from ...lowering import Lowering
@@ -188,7 +188,9 @@ class AttentionKernels(Lowering):
         x = self.heads_first(self.tensor_of(operation.ins[0]))
         heads = output.axes[0].size
         is_query = output.axes[1:] == weight.ins
-        weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
+        weights_of_heads = aten.unflatten(
+            self.matrix(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+        )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
         self.store_tensor(output, self.heads_first(product))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....components.base import BY_TORCH
 from ....evidence import kernels_compared
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.value import Value
 from ....workload.expert_capacity import expert_rows
@@ -59,7 +59,7 @@ class CapacityKernels(ExpertKernels):
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
         aten, experts, rows = self.t, *self.expert_row_index("weight").shape
         x = self._by_expert(self.tensor_of(operation.ins[0]), experts, rows)
-        outputs, inputs = extent(operation.outs[0].axes), x.shape[-1]
+        outputs, inputs = element_count(operation.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:

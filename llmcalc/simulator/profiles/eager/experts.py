@@ -10,7 +10,7 @@ from typing import Any
 
 from ....components.base import BY_TORCH
 from ....evidence import kernels_compared
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
@@ -184,7 +184,7 @@ class ExpertKernels(Lowering):
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
         x = self.by_row(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
-        inputs, outputs = x.shape[1], extent(output.axes)
+        inputs, outputs = x.shape[1], element_count(output.axes)
         for row_width in (inputs, outputs):
             if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
                 raise self.unsupported(

@@ -8,9 +8,9 @@ from typing import Any
 from ....algebra import Number, ceil_div, same
 from ....components.base import BY_TORCH
 from ....evidence import compared
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Step
-from ....flow.tree import Use
+from ....flow.tree import OpUse
 from ....ops import Linear
 from ....workload.lora import BLOCK, PROJECTIONS
 from ...autograd import record
@@ -35,7 +35,7 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().matrix(operation))
-        return self._new_quantised_weight(operation.name, extent(weight.out), extent(weight.ins))
+        return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
 
     def table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().table(operation))
@@ -109,7 +109,7 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(name, parameter_use)
         if (

@@ -109,7 +109,7 @@ class PositionKernels(AttentionVariantKernels):
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
         self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
-    def do_occurring(self, operation: Step) -> None:
+    def do_rows_of_distances(self, operation: Step) -> None:
         output = operation.outs[0]
         self.store_tensor(
             output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
