@@ -267,12 +267,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             label_logits = aten.gather(logits, labels)
             log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
             return aten.squeeze(aten.sub(label_logits, aten.unsqueeze(log_sums, 2)))
-        logits_by_sequence: list[Tensor] = []
+        label_log_probs: list[Tensor] = []
         for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
             log_probs = aten.log_softmax(rows)
-            logits_by_sequence.append(aten.gather(log_probs, row_labels))
+            label_log_probs.append(aten.gather(log_probs, row_labels))
         del rows, log_probs, row_labels
-        return aten.squeeze(aten.stack(logits_by_sequence))
+        return aten.squeeze(aten.stack(label_log_probs))
 
     def _entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
