@@ -39,15 +39,17 @@ class DecayKernels(AttentionKernels, ScanModules):
         projections = {
             operation_letter: self.project(operations[f"{operation_letter}_proj"], x) for operation_letter in "qkv"
         }
-        turns = dict(zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False))
+        rope_operations = dict(
+            zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False)
+        )
         heads = []
         for operation_letter, projected in projections.items():
             y = self.by_head(projected, head_dim)
             if f"{operation_letter}_norm" in operations:
                 y = self._normalize_with(operations[f"{operation_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
-            if operation_letter in turns:
-                y = self.rotate(y, turns[operation_letter])
+            if operation_letter in rope_operations:
+                y = self.rotate(y, rope_operations[operation_letter])
             heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 
