@@ -193,14 +193,16 @@ class Divided(Eager):
         """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
-        results_of = self.graph.results
+        rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
 
         local_rows = (
-            make_local_rows() if results_of is None else results_of.operation_result("reduce_scatter", make_local_rows)
+            make_local_rows()
+            if rank_results is None
+            else rank_results.operation_result("reduce_scatter", make_local_rows)
         )
         del chunks
         return local_rows

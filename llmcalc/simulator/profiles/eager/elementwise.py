@@ -70,9 +70,9 @@ class ElementwiseKernels(BasicKernels):
         """Computes the sum or mean over one axis."""
         flow_value, output = operation.ins[0], operation.outs[0]
         (summed_axis,) = [i for i, axis in enumerate(flow_value.axes) if axis not in output.axes]
-        reduction_name = self.t.mean if operation.options["mean"] else self.t.sum
+        reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.tensor_of(flow_value)
-        self.store_tensor(output, reduction_name(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
+        self.store_tensor(output, reduce_tensor(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 

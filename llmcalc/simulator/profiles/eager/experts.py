@@ -264,11 +264,11 @@ class ExpertKernels(Lowering):
         ]
         return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [step]
 
-    def ends_of_groups(self, experts: int, identity_count: bool) -> Tensor:
+    def ends_of_groups(self, experts: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
         aten, local_tensors = self.t, self.frames[-1].local_tensors
         if "ends" not in local_tensors:
-            if identity_count:
+            if has_identities:
                 local_tensors["identity"] = aten.compare(self.expert_row_index("expert"))
                 local_tensors["expert"] = aten.like(self.expert_row_index("expert"))
             counts = aten.histogram(self.expert_row_index("expert"), experts)

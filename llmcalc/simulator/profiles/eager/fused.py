@@ -86,12 +86,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
-        inputs = [
-            present_gradients
-            for present_gradients in (x, weight, None if spec.type == "rmsnorm" else bias)
-            if present_gradients is not None
-        ]
-        shapes = [(present_gradients.shape, present_gradients.dtype) for present_gradients in inputs]
+        inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
+        shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
         def dense(tensor: Tensor) -> Tensor | None:
             is_copied = self.choices.on_gpu and not tensor.is_contiguous
