@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies RoPE to the first dimensions of x's last axis. The axis before it has the rows."""
+        """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
         aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
         if rotates_every_dimension is None:
