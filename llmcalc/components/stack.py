@@ -307,8 +307,8 @@ class Stack(Component):
         """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
-        stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until its
-        end; false only for layers that do not read it again.
+        stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
+        its end; false only for layers that do not read it again.
         """
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)

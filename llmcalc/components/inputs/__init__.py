@@ -24,6 +24,7 @@ IMAGE_RULES = PartChoice(
         "tiles": "inputs.tiles:Tiles",
         "native_tiles": "inputs.native_tiles:NativeTiles",
         "dynamic_hd": "inputs.dynamic_hd:DynamicHd",
+        "hd_transform": "inputs.hd_transform:HdTransform",
         "canvas": "inputs.canvas:Canvas",
         "split": "inputs.split:Split",
         "padded": "inputs.padded:Padded",
