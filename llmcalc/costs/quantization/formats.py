@@ -342,6 +342,26 @@ class Grouped(LinearFormat):
 
 
 @frozen(slots=True)
+class QuantoInt(LinearFormat):
+    """quanto's packed codes of 2 or 4 bits: a scale and a shift per group of columns, and two scales of activations.
+
+    A row of more than 128 columns has groups of 128, 96, 64 or 32 columns, of which the first that divides it; other
+    rows are one group each. Codes are packed over the groups.
+    """
+
+    bits: int
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        columns = next((size for size in (128, 96, 64, 32) if n_in > 128 and n_in % size == 0), n_in)
+        groups = n_out * floor_div(n_in, columns)
+        codes = ceil_div(groups, 8 // self.bits) * columns
+        return Parts(codes, groups * plain_bytes, groups * plain_bytes, 2 * plain_bytes)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one scale and one shift (in the model's format) per group of at most 128 columns"
+
+
+@frozen(slots=True)
 class Metal(LinearFormat):
     """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 

@@ -28,6 +28,8 @@ from .formats import (
     Higgs,
     LinearFormat,
     Metal,
+    QuantoInt,
+    Static,
     StaticRange,
     WholeInt,
 )
@@ -39,9 +41,12 @@ PATTERN = set("*+?[](){}|\\^$")
 
 MOST_PATTERNS = 200
 
-DESCRIBED = "small tensors that describe each layer are not counted"
+DESCRIBED = "tensors that describe a layer (69 bytes in hqq 0.2.8) are not counted"
 AVERAGE = "bits per weight are the average that the converter aims at: its layers differ"
-TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
+TORCHAO = (
+    "bytes of the tensors of torchao 0.18 (int8: scales in fp32, zero points of a byte); what else its Python objects "
+    "hold is not counted"
+)
 
 
 AUTO_ROUND = (
@@ -189,10 +194,11 @@ def torchao(fields: Fields) -> Scheme:
         type_fields = default.get("_data") if isinstance(default, dict) else None
         group = Fields(type_fields, fields.where).group("group_size") if isinstance(type_fields, dict) else group
     word = str(format_name).lower().replace("_", "").removesuffix("config")
+    whole = WholeInt(symmetric=False, scale_bytes=4)
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", WholeInt() if group is None else WholeInt(group)),
-        "int8dynamicactivationint8weight": ("w8a8", WholeInt()),
+        "int8weightonly": ("int8", whole if group is None else replace(whole, over=group)),
+        "int8dynamicactivationint8weight": ("w8a8", whole),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
@@ -205,11 +211,11 @@ def torchao(fields: Fields) -> Scheme:
 
 
 def quanto(fields: Fields) -> Scheme:
-    """Reads a quanto config."""
+    """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
     fields.must("activations", None, "int8", "float8")
     word = fields.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
-        "int8": WholeInt(), "float8": FP8("row", None), "int4": Grouped(4, 128), "int2": Grouped(2, 128),
+        "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
     }  # fmt: skip
     fields.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)

@@ -15,6 +15,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
+from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, QuantoInt, Static, WholeInt
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -101,7 +102,15 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         },
         Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
     ),
-    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 0, PLAIN)),
+    "torchao in int8": (
+        {"quant_method": "torchao", "quant_type": "int8_weight_only", "modules_to_not_convert": None},
+        Parts(N, 4 * ROWS, ROWS, 0, PLAIN),
+    ),
+    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 14 * 2 * 2, PLAIN)),
+    "quanto in int4": (
+        {"quant_method": "quanto", "weights": "int4"},  # 192 columns are two groups of 96
+        Parts(N // 2, 2 * (ROWS + 2 * 96), 2 * (ROWS + 2 * 96), 14 * 2 * 2, PLAIN),
+    ),
     "Gemma's checkpoints": (
         {
             "quant_method": "gemma", "num_bits": 4, "modules_to_not_convert": ["lm_head"],
@@ -213,3 +222,36 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
     assert use.weights == experts // 2 + experts // 32 + 2 * (total - experts) == 65_248_815_744
     assert round(use.weights / 2**30, 2) == 60.77
+
+
+@pytest.mark.parametrize(
+    ("storage_format", "rows", "columns", "total"),
+    [
+        # `HQQLinear` of hqq 0.2.8 with axis 1: W_q, scale and zero
+        *(
+            (HQQ(bits, 64), 128, 192, total)
+            for bits, total in ((8, 26112), (4, 13824), (3, 11520), (2, 7680), (1, 4608))
+        ),
+        # `quantize` and `freeze` of optimum-quanto 0.2.7: the state dict
+        (WholeInt(static=Static(2)), 128, 256, 33028),
+        (FP8("row", None, 2), 128, 256, 33028),
+        (QuantoInt(4), 128, 224, 17924),
+        (QuantoInt(4), 128, 300, 19716),
+        (QuantoInt(2), 127, 96, 3584),
+        (QuantoInt(2), 126, 2880, 105844),
+        # `QuantizedLinear` of aqlm 1.1.7: code books, codes and scales
+        (AQLM(8, 1, 1, 16), 128, 192, 1054976),
+        (AQLM(8, 1, 2, 8), 128, 192, 14592),
+        # `quantize_` of torchao 0.18: the tensors of Int8Tensor and Float8Tensor
+        (WholeInt(symmetric=False, scale_bytes=4), 128, 256, 33408),
+        (WholeInt(32, symmetric=False, scale_bytes=4), 128, 256, 37888),
+        (FP8("row"), 128, 256, 33280),
+        # `NVFP4QTensor.quantize` of nvidia-modelopt 0.47: codes, scales of blocks and of the tensor
+        (FP4(16, 1), 128, 192, 13828),
+    ],
+    ids=repr,
+)
+def test_a_layer_has_the_bytes_of_its_library(storage_format: Any, rows: int, columns: int, total: int) -> None:
+    """The sum of the bytes of all tensors that the library made of a bf16 layer without a bias."""
+    parts = storage_format.bytes_by_part(rows, columns, 2)
+    assert parts.weights + parts.scales + parts.zeros + parts.other == total
