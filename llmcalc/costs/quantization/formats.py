@@ -32,6 +32,10 @@ FP32, INT32 = 4, 4
 Whole: TypeAlias = Literal["row", "tensor"]
 
 
+EXL3_SIDE = 128
+"""The number of which EXL3 pads the rows and columns of a layer to a multiple."""
+
+
 class IndivisibleMatrix(InputError):
     """Raised for a matrix that a format's blocks do not divide. reason: the matrix and the block size."""
 
@@ -444,17 +448,34 @@ class AQLM(LinearFormat):
 
 @frozen(slots=True)
 class Averaged(LinearFormat):
-    """ExLlama's average bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
+    """EXL2's average bits per weight, with everything that a layer stores."""
 
     bits: Fraction
-    vectors: bool
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        codes = ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator)
-        return Parts(codes, (n_out + n_in) * 2 if self.vectors else 0)
+        return Parts(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
 
     def describe(self) -> str:
-        return f"{float(self.bits):g} bits per weight" + (", fp16 scales of rows and columns" if self.vectors else "")
+        return f"{float(self.bits):g} bits per weight"
+
+
+@frozen(slots=True)
+class Trellis(LinearFormat):
+    """EXL3's trellises: sides padded to multiples of 128, an fp16 scale per row and column, and a codebook's number.
+
+    bits: bits per weight. has_codebook: whether a layer stores the multiplier of its codebook, 4 bytes.
+    """
+
+    bits: Fraction
+    has_codebook: bool
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        rows, columns = (ceil_div(side, EXL3_SIDE) * EXL3_SIDE for side in (n_out, n_in))
+        codes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
+        return Parts(codes, (rows + columns) * 2, other=INT32 * self.has_codebook)
+
+    def describe(self) -> str:
+        return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"
 
 
 @frozen(slots=True)

@@ -31,6 +31,7 @@ from .formats import (
     QuantoInt,
     Static,
     StaticRange,
+    Trellis,
     WholeInt,
 )
 from .linear import Group, LinearScheme, every_linear, listed_modules
@@ -291,15 +292,20 @@ def gemma(scheme_fields: Fields) -> Scheme:
 
 
 def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
-    """Reads a config of ExLlama; an EXL3 layer stores a scale per row and column."""
-    vectors = name == "exl3"
-    fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
+    """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
+    codebook = fields.get("codebook", "3inst")
+    fields.one_of("codebook", codebook, "3inst", "mcg", "mul1")
+    fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
-    layers = Group(Averaged(bits, vectors))
-    head = Group(Averaged(head_bits, vectors), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
+
+    def stored(bits: Fraction) -> LinearFormat:
+        return Averaged(bits) if name == "exl2" else Trellis(bits, codebook != "3inst")
+
+    head = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, layers), head=True)
+    groups = (head, Group(stored(bits)))
+    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, groups, head=True)
 
 
 def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:

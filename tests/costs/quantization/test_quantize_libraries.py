@@ -26,7 +26,7 @@ SHAPES = [(128, 96), (64, 96), (64, 96), (96, 128), (192, 96), (192, 96), (96, 1
 """(rows, columns) of the linear layers of one layer."""
 
 N = 2 * sum(rows * columns for rows, columns in SHAPES)
-ROWS, COLUMNS = 2 * sum(rows for rows, _ in SHAPES), 2 * sum(columns for _, columns in SHAPES)
+ROWS = 2 * sum(rows for rows, _ in SHAPES)
 HEAD = 50 * 96
 PLAIN = 2 * (params(DENSE).total - N)
 """Bytes in bf16 of everything else."""
@@ -132,7 +132,14 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
     ),
     "exl3": (
         {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg"},
-        Parts(N * 3 // 8 + HEAD * 6 // 8, 2 * (ROWS + COLUMNS + 50 + 96), 0, 0, PLAIN - 2 * HEAD),
+        # sides of 64, 96 and 50 become 128, those of 192 become 256; each of 15 layers has a codebook's number
+        Parts(
+            2 * (4 * 128 * 128 + 3 * 256 * 128) * 3 // 8 + 128 * 128 * 6 // 8,
+            2 * (2 * (4 * 256 + 3 * 384) + 256),
+            0,
+            15 * 4,
+            PLAIN - 2 * HEAD,
+        ),
     ),
     "ModelOpt's AWQ, without a method": (
         {
