@@ -133,6 +133,10 @@ def hqq(fields: Fields) -> Scheme:
     )  # fmt: skip
 
 
+QUARK_SCALE_BYTES = {"float": None, "float32": 4, "float16": 2, "bfloat16": 2}
+"""The `scale_type` of Quark's FP8 → bytes of a scale; None for the model's number format."""
+
+
 def quark(scheme_fields: Fields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
     scheme_fields.ignore(
@@ -166,7 +170,10 @@ def quark(scheme_fields: Fields) -> Scheme:
 
 
 def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
-    """Returns the storage format of a module group (None for plain weights), and a label."""
+    """Returns the storage format of a module group (None for plain weights), and a label.
+
+    Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
+    """
     weights, inputs = fields.table("weight"), fields.table("input_tensors")
     fields.must("output_tensors", None)
     fields.must("bias", None)
@@ -181,7 +188,10 @@ def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
         return FP4(group or 32), "mxfp4"
     weights.one_of("dtype", format_name, "fp8_e4m3", "fp4")
     weights.one_of("qscheme", scheme, "per_tensor", "per_channel")
-    return FP8("tensor" if scheme == "per_tensor" else "row", 4, static), "fp8"
+    scale_type = weights.get("scale_type", None)
+    weights.one_of("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
+    scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
+    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static), "fp8"
 
 
 def torchao(fields: Fields) -> Scheme:

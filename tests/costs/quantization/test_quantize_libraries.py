@@ -19,6 +19,7 @@ from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, QuantoInt, S
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
+from tests.builders import spec_of
 from tests.costs.quantization.test_quantize import DENSE
 from tests.samples import in_one_test
 
@@ -69,7 +70,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False},
             },
         },
-        Parts(N, 14 * 4, 0, 14 * 4, PLAIN),
+        Parts(N, 14 * 2, 0, 14 * 2, PLAIN),
     ),
     "quark in FP8, activations scaled as they come": (
         {
@@ -79,12 +80,14 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True},
             },
         },
-        Parts(N, 4 * ROWS, 0, 0, PLAIN),
+        Parts(N, 2 * ROWS, 0, 0, PLAIN),
     ),
     "quark in FP8, weights alone": (
         {
             "quant_method": "quark", "exclude": ["lm_head"],
-            "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+            "global_quant_config": {
+                "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "scale_type": "float32"}
+            },
         },
         Parts(N, 14 * 4, 0, 0, PLAIN),
     ),
@@ -262,3 +265,32 @@ def test_a_layer_has_the_bytes_of_its_library(storage_format: Any, rows: int, co
     """The sum of the bytes of all tensors that the library made of a bf16 layer without a bias."""
     parts = storage_format.bytes_by_part(rows, columns, 2)
     assert parts.weights + parts.scales + parts.zeros + parts.other == total
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scheme", "scale_type", "is_dynamic", "total"),
+    [
+        ("fp8_e4m3", "per_tensor", None, False, 63900),
+        ("fp8_e4m3", "per_channel", "float", True, 64768),
+        ("fp4", "per_group", "float", True, 49472),
+    ],
+)
+def test_a_model_has_the_bytes_that_quark_exports(
+    dtype: str, scheme: str, scale_type: str | None, is_dynamic: bool, total: int
+) -> None:
+    """The sum of all tensors in the file of `export_safetensors` of amd-quark 0.13, of a Llama with one layer."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 128}
+    config = {"model_type": "llama", **sizes, "num_attention_heads": 4, "num_key_value_heads": 2}
+    weights = {
+        "dtype": dtype,
+        "qscheme": scheme,
+        "scale_type": scale_type,
+        "group_size": 32 if dtype == "fp4" else None,
+    }
+    inputs = {"dtype": dtype, "qscheme": scheme, "is_dynamic": is_dynamic}
+    quantization = {"global_quant_config": {"weight": weights, "input_tensors": inputs}, "exclude": ["lm_head"]}
+    scheme_of_quark = scheme_of_config({"quantization_config": {"quant_method": "quark", **quantization}})
+    spec = spec_of(config)
+    assert scheme_of_quark is not None
+    names = checkpoint_of(config).names(spec.tree(), spec.kind)
+    assert quantized_size(spec, scheme_of_quark, names=names).total == total
