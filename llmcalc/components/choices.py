@@ -58,6 +58,9 @@ MIXERS = PartChoice(
 )
 """Token mixers: attention, state-space models, linear attention."""
 
+DRAFT_MIXERS = PartChoice("attention", {"attention": "mixers.attention:Attention", "mla": "mixers.mla:MLA"})
+"""Attention of the first layer of an EAGLE-3 draft, whose input is wider than its output."""
+
 CHANNEL_MIXERS = PartChoice(
     "mlp",
     {
@@ -195,6 +198,7 @@ OTHERS = PartChoice(
 """Parts with a field of their own in a spec, and with examples of their own."""
 
 Mixer: TypeAlias = Annotated[Any, MIXERS]
+DraftMixer: TypeAlias = Annotated[Any, DRAFT_MIXERS]
 ChannelMixer: TypeAlias = Annotated[Any, CHANNEL_MIXERS]
 Head: TypeAlias = Annotated[Any, HEADS]
 AnyLayer: TypeAlias = Annotated[Any, LAYERS]

@@ -116,9 +116,7 @@ class CacheSize:
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
-        """Bytes by the kind of cache: `full_attention`, `sliding_attention`, `latent_attention`,
-        `cross_attention`, …
-        """
+        """The bytes by the kind of cache, such as `full_attention` and `sliding_attention`."""
         bytes_by_kind: dict[str, int] = {}
         for group in self.groups:
             bytes_by_kind[group.kind] = bytes_by_kind.get(group.kind, 0) + group.bytes
@@ -167,7 +165,7 @@ class CacheSize:
         ]
         return sorted({*powers, limit, self.workload.seq})
 
-    def after(self, tokens: int) -> CacheSize:
+    def size_after(self, tokens: int) -> CacheSize:
         """Returns the cache size after `tokens` tokens. An encoder reads the same number, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
@@ -175,7 +173,7 @@ class CacheSize:
     @property
     def growth(self) -> dict[int, int]:
         """Returns the cache bytes of all sequences by the number of tokens per sequence."""
-        return {tokens: self.after(tokens).bytes for tokens in self.contexts}
+        return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
 def _cached_tokens(cache: KVCache, node_position: Place) -> int:
@@ -189,7 +187,7 @@ def _cached_tokens(cache: KVCache, node_position: Place) -> int:
 class WhatIf:
     """The cache size of a changed model. ratio: the changed model's bytes / the original bytes."""
 
-    what: ModelChange
+    model_change: ModelChange
     cache: CacheSize
     ratio: float
 

@@ -100,8 +100,10 @@ def _per_token_head(name: str, bits: int) -> CacheFormat:
 
 
 def _turbo_format(name: str, keys: int, values: int) -> CacheFormat:
-    """TurboQuant: keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16
-    scale and zero point.
+    """Returns a TurboQuant format of the cache.
+
+    Keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16 scale and zero
+    point.
     """
     key = Vector(8) if keys == 8 else Vector(keys, vector_bytes=2)
     description = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"

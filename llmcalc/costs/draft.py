@@ -27,13 +27,13 @@ def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: s
     if states_of(target) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     if draft.vocab_size != target.vocab_size and (draft.from_target or draft.main.has_no_embedding):
-        takes = ", whose embedding it takes" if draft.from_target else ""
+        shared_embedding_text = ", whose embedding it takes" if draft.from_target else ""
         raise InputError(
             f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}"
-            f"{takes}; expected the draft of this target"
+            f"{shared_embedding_text}; expected the draft of this target"
         )
-    states = states_of(draft)
-    width = None if states is None else states.size or draft.hidden_size
+    states_reader = states_of(draft)
+    width = None if states_reader is None else states_reader.size or draft.hidden_size
     if width is not None and width != target.hidden_size:
         raise InputError(
             f"{option}: reads hidden states of width {width:,}, and the target's have {target.hidden_size:,}; expected "

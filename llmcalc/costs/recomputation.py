@@ -129,11 +129,11 @@ def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, P
 
 def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
-    for item in scope.items:
-        if isinstance(item, Scope):
-            path = f"{parent_path}{item.name}"
-            yield path, item
-            yield from _scopes_by_path(item, f"{path}.")
+    for program_item in scope.items:
+        if isinstance(program_item, Scope):
+            path = f"{parent_path}{program_item.name}"
+            yield path, program_item
+            yield from _scopes_by_path(program_item, f"{path}.")
 
 
 def _last_product(layer: Scope) -> Linear | Conv1d | None:

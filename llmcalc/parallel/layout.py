@@ -241,23 +241,23 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
 
 
 def stage_sizes_between_ends(
-    layers: int, pp: int, chunks: int, first: int | None, last: int | None, names: str
+    layers: int, pp: int, chunks: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
 ) -> tuple[int, ...]:
     """Returns the layers of each stage if the number of the first or of the last rank is stated.
 
-    chunks: stages of a rank. first, last: their layers; None for as many as every other rank.
-    names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
+    chunks: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
+    option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
-    layers_left = layers - (first or 0) - (last or 0)
-    middle_ranks = pp - (first is not None) - (last is not None)
+    layers_left = layers - (first_rank_layers or 0) - (last_rank_layers or 0)
+    middle_ranks = pp - (first_rank_layers is not None) - (last_rank_layers is not None)
     divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
     if not divides_evenly:
         raise InputError(
-            f"{names}: {layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
+            f"{option_names}: {layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
         )
     layers_by_rank = [layers_left // max(1, middle_ranks)] * pp
-    layers_by_rank[0] = layers_by_rank[0] if first is None else first
-    layers_by_rank[-1] = layers_by_rank[-1] if last is None else last
+    layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
+    layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
     if any(rank_layers % chunks for rank_layers in layers_by_rank):
         raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks} does not divide {layers_by_rank}")
     return tuple(rank_layers // chunks for rank_layers in layers_by_rank) * chunks

@@ -165,7 +165,7 @@ class LayoutRequest:
         return self.devices is not None and all(getattr(self, option_name) is None for option_name in names)
 
     @property
-    def pipeline(self) -> bool:
+    def has_pipeline_options(self) -> bool:
         """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
@@ -199,12 +199,12 @@ class LayoutRequest:
         sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
         sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
         if self.zero_group is not None:
-            sizes["hsdp_replicas"] = self.groups(sizes["dp"], self.cp or 1, sizes["zero"])
+            sizes["hsdp_replicas"] = self.count_zero_groups(sizes["dp"], self.cp or 1, sizes["zero"])
         layout = Layout(**sizes)
-        self.check(layout)
+        self.check_zero_options(layout)
         return layout
 
-    def check(self, layout: Layout) -> None:
+    def check_zero_options(self, layout: Layout) -> None:
         """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""
         for option, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
             if is_set and layout.zero != 3:
@@ -212,7 +212,7 @@ class LayoutRequest:
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
-    def groups(self, dp: int, cp: int, zero_stage: int) -> int:
+    def count_zero_groups(self, dp: int, cp: int, zero_stage: int) -> int:
         """Returns the number of groups into which `--zero-group` divides the data- and context-parallel ranks.
 
         Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.

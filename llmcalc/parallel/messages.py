@@ -89,13 +89,13 @@ class GradientRules(NamedTuple):
     framework: str
     zero_stages: tuple[int, ...]
     messages: GroupMessages
-    in_float32: bool = False
-    one_buffer: bool = False
-    own_checkpointing: bool = False
+    reduces_in_float32: bool = False
+    reduces_one_buffer: bool = False
+    always_reentrant: bool = False
 
-    def width(self, width: int) -> int:
+    def gradient_width(self, width: int) -> int:
         """Returns the bytes per element of reduced gradients. width: bytes per element of the weights."""
-        return FLOAT32 if self.in_float32 else width
+        return FLOAT32 if self.reduces_in_float32 else width
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
@@ -131,12 +131,12 @@ def rank_messages(
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
-    reentrant = gradients.own_checkpointing and recompute.layers
+    reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
     chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        rules = width, include, gradients.own_checkpointing, recompute_rule
+        rules = width, include, gradients.always_reentrant, recompute_rule
         for collective in _program_collectives(chunk.program, run_config, *rules):
             group, ranks, collective_kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, collective_kind, bytes, collective.times * chunk.batches))
@@ -154,12 +154,12 @@ def _program_collectives(
     run_config: RunConfig,
     width: int,
     include: frozenset[str],
-    own_checkpointing: bool,
+    always_reentrant: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
-    placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
-    return tuple(placements.run(program))
+    placements = Placements(program.rank_axes.layout, run_config, width, include, always_reentrant, recompute)
+    return tuple(placements.run_program(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
@@ -242,7 +242,7 @@ def _tensor_group_gradients(
             and not shard.expert
             and (layout.sequence_parallel or shard.of_heads)
         ]
-        if gradients.one_buffer:
+        if gradients.reduces_one_buffer:
             bytes = sum(shard.elements for shard in partial_sums) * FLOAT32
             yield Message("tp", layout.tp, "all_reduce", bytes, 1)
             continue
@@ -272,22 +272,22 @@ def _data_messages(
 class ReplicaGroup(NamedTuple):
     """The group of ranks with the same weights.
 
-    expert: whether the weights are experts.
+    is_expert: whether the weights are experts.
     shards: ranks that shard the weights.
     replicas: groups of such ranks, each with all shards (HSDP).
     """
 
-    expert: bool
+    is_expert: bool
     shards: int
     replicas: int
 
     def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
         """Returns the collective messages of the ranks that shard the same weights."""
-        return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
+        return Message("expert dp" if self.is_expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
         """Returns all-reduces of this rank's shard over all replicas."""
-        return Message("expert replicas" if self.expert else "replicas", self.replicas, "all_reduce", bytes, count)
+        return Message("expert replicas" if self.is_expert else "replicas", self.replicas, "all_reduce", bytes, count)
 
 
 @frozen
@@ -325,4 +325,4 @@ def _embedding_messages(
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:
             table = next(iter(chunk.program.tables.values()))
             elements = table.ins[0].size * chunk.program.element_count(table.out)
-            yield Message("embedding", 2, "all_reduce", elements * gradients.width(width), 1)
+            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_width(width), 1)

@@ -114,7 +114,7 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
         try:
             for axis in axes:
                 if axis.name != "expert_ffn":
-                    rank_axes.axis(axis)
+                    rank_axes.axis_on_rank(axis)
         except InputError:
             return False
         return True

@@ -119,7 +119,7 @@ class Placements:
     gathered: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
 
-    def run(self, program: RankFlow) -> list[Collective]:
+    def run_program(self, program: RankFlow) -> list[Collective]:
         """Runs through the program, and returns the rank's collectives.
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.
@@ -144,34 +144,34 @@ class Placements:
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
-        for item in items:
-            if isinstance(item, Alternatives):
-                self._run_items(next(iter(item.branches.values())).items, path, repeats)
+        for program_item in items:
+            if isinstance(program_item, Alternatives):
+                self._run_items(next(iter(program_item.branches.values())).items, path, repeats)
                 continue
-            attributes = item.about
+            attributes = program_item.about
             if attributes.get("role") in NEVER_RUN or (
                 attributes.get("optional") and attributes["optional"] not in self.include
             ):
                 continue
-            item_path = f"{path}.{item.name}" if path and item.name else path or item.name
-            self.where, self.repeats = item_path or getattr(item, "verb", ""), repeats
-            if isinstance(item, Step):
-                self._run_step(item)
-                if item.verb not in KEEPS_NOTHING:
+            item_path = f"{path}.{program_item.name}" if path and program_item.name else path or program_item.name
+            self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeats
+            if isinstance(program_item, Step):
+                self._run_step(program_item)
+                if program_item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
-            if item.first_input is not None:
-                self._reduce_partial_sum(item.first_input)
-            start = len(self.messages)
-            self._run_items(item.items, item_path, scope_repeats)
+            if program_item.first_input is not None:
+                self._reduce_partial_sum(program_item.first_input)
+            message_count = len(self.messages)
+            self._run_items(program_item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.where, self.repeats = item_path, scope_repeats
-            if item.first_input is not None and item.output is not None:
-                self._reduce_partial_sum(item.output)
+            if program_item.first_input is not None and program_item.output is not None:
+                self._reduce_partial_sum(program_item.output)
             if attributes.get("kind") == "layer":
-                self._repeat_recomputed(start, item)
+                self._repeat_recomputed(message_count, program_item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.

@@ -70,7 +70,7 @@ class RankModel(ModelSpec):
         whole_towers = has_whole_towers(self.full_model, RankAxes(self._layout, coordinates))
         rank_flow = RankFlow(RankAxes(self._symbolic_layout, coordinates), self._stage_of_rank, whole_towers)
         super().program(rank_flow)
-        rank_flow.cut()
+        rank_flow.remove_other_stages()
         return rank_flow
 
     @property
@@ -106,7 +106,7 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
+    def copied_parameters(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Returns component → number of this rank's parameters that tensor parallelism replicates."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):

@@ -117,20 +117,20 @@ class RankAxes:
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
 
-    def axis(self, axis: Axis) -> Axis:
+    def axis_on_rank(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
         if isinstance(axis, Shard):
             return axis
         index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
-        return self.part(axis, self.degree(axis.name), index)
+        return self.axis_part(axis, self.degree(axis.name), index)
 
-    def experts(self, axis: Axis) -> Axis:
+    def expert_axis(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis of experts, or of heads with separate weights."""
         if isinstance(axis, Shard) or axis.name != "experts":
-            return self.axis(axis)
-        return self.part(axis, self.layout.ep, self.coordinates.ep)
+            return self.axis_on_rank(axis)
+        return self.axis_part(axis, self.layout.ep, self.coordinates.ep)
 
-    def part(self, axis: Axis, degree: int, index: int) -> Axis:
+    def axis_part(self, axis: Axis, degree: int, index: int) -> Axis:
         """Returns part number `index` of an axis that is divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
@@ -167,13 +167,13 @@ def _with_rank_axes(verb: Verb) -> Verb:
     """Returns the recording function with every axis argument replaced by the rank's part."""
 
     @wraps(verb)
-    def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
+    def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
         rank_part = self.rank_part
         return verb(
             self, *map(rank_part, args), **{option_name: rank_part(value) for option_name, value in options.items()}
         )
 
-    return rank_verb  # type: ignore[return-value]
+    return record_on_rank  # type: ignore[return-value]
 
 
 class RankFlow(Flow):
@@ -215,7 +215,7 @@ class RankFlow(Flow):
     def rank_part(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
-            return self.rank_axes.axis(argument)
+            return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
             return JoinedShapes(tuple(self.rank_part(component) for component in argument.parts), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
@@ -326,7 +326,9 @@ class RankFlow(Flow):
     def experts(
         self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
-        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, output), **options)
+        return super().experts(
+            name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
+        )
 
     def layers(
         self,
@@ -351,7 +353,7 @@ class RankFlow(Flow):
         self.layer_items = range(start, len(self.root.items))
         return self.exit
 
-    def cut(self) -> None:
+    def remove_other_stages(self) -> None:
         """Removes the operations of other pipeline stages from the program.
 
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
@@ -367,9 +369,11 @@ class RankFlow(Flow):
         )
         towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
         items_before = (
-            [*items_before, *towers] if self.stage.first else [item for item in items_before if _is_frame(item)]
+            [*items_before, *towers] if self.stage.first else [item for item in items_before if _marks_function(item)]
         )
-        items_after = [item for item in items_after if item not in towers and (self.stage.last or _is_frame(item))]
+        items_after = [
+            item for item in items_after if item not in towers and (self.stage.last or _marks_function(item))
+        ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
@@ -421,7 +425,7 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_frame(item: Item) -> bool:
+def _marks_function(item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
@@ -440,7 +444,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(flow)
-    flow.cut()
+    flow.remove_other_stages()
     return flow
 
 

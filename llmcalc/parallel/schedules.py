@@ -131,16 +131,16 @@ class Pipeline:
         """
         awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
-        steps: dict[tuple[str, int], int] = {}
+        change_by_action: dict[tuple[str, int], int] = {}
         for chunk, (weight, weights_only) in enumerate(zip(awaiting_backward, weights, strict=True)):
-            steps |= {
+            change_by_action |= {
                 ("F", chunk): weight,
                 ("B", chunk): -weight,
                 ("I", chunk): weights_only - weight,
                 ("W", chunk): -weights_only,
             }
         order = [action[:2] for action in self.orders[rank]]
-        chunks_in_flight = list(accumulate(map(steps.__getitem__, order)))
+        chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, order)))
         peak = max(chunks_in_flight)
         counts = Counter(order[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)
@@ -291,44 +291,44 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     counts: Counter[tuple[Kind, int]] = Counter()
     delayed_actions: list[Action] = []  # backward passes of weights, first in first out
 
-    def run(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
+    def add_action(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half_ranks)
         pass_kind: Kind = "F" if kind == "F" else "B"
-        i = counts[pass_kind, chunk]
+        pass_index = counts[pass_kind, chunk]
         counts[pass_kind, chunk] += 1
-        order.append(Action(kind, chunk, i + chunk * half_microbatches, is_overlapped))
+        order.append(Action(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
         if kind == "I":
-            delayed_actions.append(Action("W", chunk, i + chunk * half_microbatches))
+            delayed_actions.append(Action("W", chunk, pass_index + chunk * half_microbatches))
 
-    def pair(forward: int, backward: int) -> None:
-        run("F", forward, is_overlapped=True)
-        run("B", backward)
+    def add_overlapped_passes(forward: int, backward: int) -> None:
+        add_action("F", forward, is_overlapped=True)
+        add_action("B", backward)
 
     for _ in range(2 * distance_to_middle):  # step 1
-        run("F", 0)
+        add_action("F", 0)
     for _ in range(distance_to_end + 1):  # step 2
-        run("F", 0)
-        run("F", 1)
+        add_action("F", 0)
+        add_action("F", 1)
     for _ in range(distance_to_middle):  # step 3
-        run("I", 1)
+        add_action("I", 1)
         order.append(delayed_actions.pop(0))
-        run("F", 1)
+        add_action("F", 1)
     for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
         if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
-            run("F", 0)
-            run("B", 1)
+            add_action("F", 0)
+            add_action("B", 1)
         else:
-            pair(0, 1)
-        pair(1, 0)
+            add_overlapped_passes(0, 1)
+        add_overlapped_passes(1, 0)
     for _ in range(distance_to_middle):  # step 5
-        run("B", 1)
-        pair(1, 0)
-    split = distance_to_end + 1  # step 6: backward passes of the second half delay those of the weights
-    for i in range(2 * split):
-        run("I" if i >= split else "B", 1 - i % 2)
+        add_action("B", 1)
+        add_overlapped_passes(1, 0)
+    passes_before_split = distance_to_end + 1  # step 6: backward passes of the second half delay those of the weights
+    for i in range(2 * passes_before_split):
+        add_action("I" if i >= passes_before_split else "B", 1 - i % 2)
     for _ in range(distance_to_middle):  # step 7
         order.append(delayed_actions.pop(0))
-        run("I", 0)
+        add_action("I", 0)
     return tuple(order + delayed_actions)  # step 8
 
 
@@ -417,7 +417,7 @@ def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    simulation = _Run(pipeline, costs or Costs())
+    simulation = _StepSimulation(pipeline, costs or Costs())
     while simulation.ready:
         simulation.advance(simulation.ready.pop())
     for rank, order in enumerate(pipeline.orders):
@@ -431,7 +431,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 """A pass of a micro-batch through a stage: its kind, and stage · micro-batches + micro-batch."""
 
 
-class _Run:
+class _StepSimulation:
     """The state of a simulated pipeline step.
 
     micro_batches: micro-batches of the step.

@@ -74,7 +74,7 @@ def search(
     seq: int,
     rules: LayoutRules,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
-    node: int = 8,
+    devices_per_node: int = 8,
 ) -> Search:
     """Tries every layout of a number of devices that a framework supports.
 
@@ -82,23 +82,23 @@ def search(
     micro_batch: sequences per micro-batch.
     rules: the framework's rules.
     layout_request: options that every layout must have.
-    node: devices of a node, which a tensor group does not exceed.
+    devices_per_node: devices of a node, which a tensor group does not exceed.
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(rules, layout_request)
-    result = Search()
+    layout_search = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
-    tensors = _sizes_to_try(layout_request.tp, devices, node)
-    sequences = _sizes_to_try(
+    tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
+    cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
-    for tp, cp, pp in product(tensors, sequences, _sizes_to_try(layout_request.pp, devices, layers)):
+    for tp, cp, pp in product(tp_sizes, cp_sizes, _sizes_to_try(layout_request.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
-            result.refused[SEQUENCE] += 1
+            layout_search.refused[SEQUENCE] += 1
             continue
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
@@ -106,18 +106,18 @@ def search(
             if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes, layout_request):
                 continue
             if pipeline_refusal and pp > 1:
-                result.refused[pipeline_refusal] += 1
+                layout_search.refused[pipeline_refusal] += 1
                 continue
             if layout_request.zero and dp * cp == 1 < devices:
-                result.refused[NO_REPLICAS] += 1
+                layout_search.refused[NO_REPLICAS] += 1
                 continue
             try:
                 layout = _layout_of_sizes(rules, sizes, bool(experts), layers, layout_request)
             except InputError as error:
-                result.refuse(error)
+                layout_search.refuse(error)
                 continue
-            _try_layout(result, axes, layers, layout, global_batch, micro_batch, rules)
-    return result
+            _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, rules)
+    return layout_search
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
@@ -188,7 +188,7 @@ def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bo
 
 def _follows_rules(rules: LayoutRules, sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
     """Whether the framework's rules allow layouts with these group sizes."""
-    if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.pipeline:
+    if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.has_pipeline_options:
         return False
     return all(sizes[option_name] == 1 for option_name in rules.untried)
 
@@ -228,17 +228,17 @@ def _layout_of_sizes(
         if (value := getattr(layout_request, option_name)) is not None
     }
     if layout_request.zero_group is not None:
-        options["hsdp_replicas"] = layout_request.groups(layout.dp, layout.cp, layout.zero)
+        options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
     if rules.keeps_gathered(layout.pp, layout.zero):
         options.setdefault("reshard", False)
     layout = replace(layout, **options)
     if layout_request.prefetch is not None or layout_request.reshard is not None:
-        layout_request.check(layout)
+        layout_request.check_zero_options(layout)
     return layout
 
 
 def _try_layout(
-    result: Search,
+    layout_search: Search,
     axes: Iterable[Axis],
     layers: int,
     layout: Layout | None,
@@ -248,21 +248,21 @@ def _try_layout(
 ) -> None:
     """Adds a layout to the possible layouts, or to the refused ones."""
     if layout is None:
-        result.refused[LAYERS] += 1
+        layout_search.refused[LAYERS] += 1
         return
-    batches, remainder = divmod(global_batch, layout.dp * micro_batch)
-    if remainder or not batches:
+    micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
+    if remainder or not micro_batches:
         reason = BATCH
     elif not divides_groups(axes, layout):
         reason = WIDTHS
     else:
-        reason = refusal(axes, layout, layers, batches)
-    if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and batches < layout.pp:
+        reason = refusal(axes, layout, layers, micro_batches)
+    if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
-        result.refused[reason] += 1
+        layout_search.refused[reason] += 1
     else:
-        result.possible.append((layout, batches))
+        layout_search.possible.append((layout, micro_batches))
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
@@ -281,7 +281,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
     rank_axes = RankAxes(layout, layout.coordinates(0))
     for axis in axes:
         try:
-            rank_axes.axis(axis)
+            rank_axes.axis_on_rank(axis)
         except InputError:
             return HEADS if "heads" in axis.name else WIDTHS
     try:

@@ -71,7 +71,7 @@ def ask_compare(
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
-    """Returns seconds per token of every user; None for a model without tokens, or if weights and cache do not fit.
+    """Returns the timed decoding of all users; None for a model without tokens, or if weights and cache do not fit.
 
     tokens: of each sequence in the cache.
     """
@@ -83,8 +83,8 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     if preset.model.model_without_tokens:
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
-    timed = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
-    return timed if timed.resident_bytes <= hardware.capacity_bytes else None
+    decoding_run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
+    return decoding_run if decoding_run.resident_bytes <= hardware.capacity_bytes else None
 
 
 @frozen

@@ -65,7 +65,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     step_count = -(-options.tokens // step_tokens)
-    estimate: dict[str, Any] = {"measured": True}
+    estimate: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
         step_seconds = Amount.without_range(options.step)
     else:
@@ -82,7 +82,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
         steps=step_count,
         step=step_seconds,
         step_tokens=step_tokens,
-        assumed=tuple(assumed_options),
+        assumed_options=tuple(assumed_options),
         **estimate,
     )
 
@@ -149,5 +149,10 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
     cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, price)
     server = servers.servers[servers.chosen.index]
     return RunCost(
-        cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point
+        cost,
+        requests=options.requests,
+        range=point.tpot,
+        stack_title=study.stack.title,
+        server=server,
+        load_point=point,
     )

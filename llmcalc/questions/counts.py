@@ -66,10 +66,10 @@ class ParamsQuestion:
 
 
 def _share_of_rank(
-    rank: RankRequest | None, spec: ModelSpec, count: Callable[[Any], int], verb: str
+    rank: RankRequest | None, spec: ModelSpec, cost: Callable[[Any], int], quantity: str
 ) -> RankShare | None:
-    """Returns the counts of one rank of a layout; None for the whole model. Arguments as of `share`."""
-    return None if rank is None else rank.share(spec, count, verb)
+    """Returns the counts of one rank of a layout; None for the whole model. Arguments: as of `RankRequest.share`."""
+    return None if rank is None else rank.share(spec, cost, quantity)
 
 
 def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
@@ -335,8 +335,8 @@ class ExplainQuestion:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
         for name, quantities in APPLIES_TO.items():
             if getattr(self, name) is not None and self.quantity not in quantities:
-                option, words = f"--{name.replace('_', '-')}", " and ".join(quantities)
-                raise InputError(f"{option}: only applies to {words}; expected --quantity {quantities[0]} too")
+                option, quantity_words = f"--{name.replace('_', '-')}", " and ".join(quantities)
+                raise InputError(f"{option}: only applies to {quantity_words}; expected --quantity {quantities[0]} too")
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(

@@ -86,7 +86,7 @@ class EngineQuestion:
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(record.title, record.known_flags(), self.values, record.instead)
+            flags = read_values(record.title, record.known_flags(), self.values, record.flags_by_option)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
@@ -134,13 +134,15 @@ def engine_questions(
                 {**server.values, **values},
                 hardware or server.hardware or None,
                 quantize or scheme,
-                launch=replace(server, overridden=overridden, notes=(*server.notes, *_taken_by_name(preset, server))),
+                launch=replace(
+                    server, overridden=overridden, notes=(*server.notes, *_notes_on_model_name(preset, server))
+                ),
             )
         )
     return questions
 
 
-def _taken_by_name(preset: Preset, server: LaunchedServer) -> list[str]:
+def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
     """Returns the notes that say how the model's name in the file was read where the model is not here."""
     return [note for note in preset.notes if server.location in note]
 
@@ -157,10 +159,10 @@ def _model_of_server(
     try:
         return model_of_file(target, server.target, server.location, read_model), None
     except InputError:
-        known = known_checkpoint(server.target) if target in (None, "") else None
-        if known is None:
+        preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
+        if preset_and_scheme is None:
             raise
-    preset, scheme = known
+    preset, scheme = preset_and_scheme
     note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {scheme or 'its published format'}, which a TARGET or --quantize replaces"
@@ -198,8 +200,8 @@ def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
     """Returns the answer about the memory of one or several engines."""
     memories = [engine_use.memory for engine_use in engine_uses]
-    result = memories[0] if len(memories) == 1 else memories
-    return ReportedAnswer(result, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
+    answered_memory = memories[0] if len(memories) == 1 else memories
+    return ReportedAnswer(answered_memory, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
 
 
 def ask_engine_fit(
@@ -220,7 +222,7 @@ def ask_engine_fit(
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
     flags = _flags_for_users(record, question.preset, flags, user_count, seq)
-    names: Iterable[Hardware] = (
+    accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
         else [_served_accelerator(record, find_hardware(question.hardware))]
@@ -233,7 +235,7 @@ def ask_engine_fit(
     max_devices = devices or MOST_DEVICES
     options = [
         option
-        for hardware in names
+        for hardware in accelerators
         if record.runs_on(hardware)
         for option in _fewest_devices(
             question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
@@ -278,7 +280,7 @@ def change_for_users(change: Change, users: int) -> Change:
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
     """Removes the context length of a launch file, which the length of the users' requests replaces."""
-    length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
+    length_field = record.flags_by_option["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
 
@@ -290,10 +292,10 @@ def _flags_for_users(
 
     Raises `InputError` if a flag also sets a length.
     """
-    if record.serving is not None:
-        serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
+    if record.serving_flags is not None:
+        serving_flags: dict[str, Any] = record.serving_flags(preset, flags, users, seq)
         return serving_flags
-    length_flag = record.instead["--seq"]
+    length_flag = record.flags_by_option["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
     if seq is not None and flags.get(length_field, seq) != seq:
         raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")

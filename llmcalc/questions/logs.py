@@ -13,7 +13,7 @@ from ..costs.cache import kv
 from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
+from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
@@ -91,17 +91,17 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total, name = self.reading.total, self.question.hardware
-        if total is not None and total < 0:
+        total_bytes, name = self.reading.total, self.question.hardware
+        if total_bytes is not None and total_bytes < 0:
             raise InputError(
-                f"{self.question.file}: the device's memory in the log is {total} bytes; expected a positive size"
+                f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
             )
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
-        if hardware is None and total and total >= 2**20:
-            hardware = memory_only(f"{total // 2**20}MiB")
-            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total)} GiB"})
-        if hardware is not None and total:
-            return hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
+        if hardware is None and total_bytes and total_bytes >= 2**20:
+            hardware = memory_only(f"{total_bytes // 2**20}MiB")
+            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
+        if hardware is not None and total_bytes:
+            return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})
         if hardware is None:
             self.missing.append(NO_MEMORY)
         return hardware
@@ -227,21 +227,25 @@ def _engine_run(
             logged_run.missing.append(str(second))
             return version, None, ""
     if record.budgets_free_memory and log_reading.free is not None:
-        flags[RECEIPT_FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
+        flags[RECEIPT_FIELD] = LoggedSizes(
+            logged_run.question.file, in_use_before(log_reading, hardware), memory.settings
+        )
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(log_reading, memory):
         flags["kv_cache_dtype"] = word
         memory = record.memory_on(preset, hardware, version, flags)
         logged_run.notes.append(
-            f"the cache has half the bytes per token: computed with {record.typed('kv_cache_dtype')} {word}, which the "
-            "log does not show; the checkpoint may say so"
+            f"the cache has half the bytes per token: computed with {record.spelling('kv_cache_dtype')} {word}, which "
+            "the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(memory.notes)
     if not log_reading.refused:
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
-    receipt = Receipt(logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
+    receipt = LoggedSizes(
+        logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings
+    )
     changes = record.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
@@ -330,10 +334,10 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     causes = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
     if not causes and not log_reading.refused:
         return "", ""
-    furthest = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
-    wrong_term = "kv_cache" if furthest is None else furthest.term.name
+    most_different_term = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
+    wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
     if log_reading.note and not change and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
-    advised = log_reading.flag if wrong_term == "kv_cache" else ""
-    return wrong_term, change or advised or flags.get(wrong_term, "")
+    flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
+    return wrong_term, change or flag_of_log or flags.get(wrong_term, "")

@@ -126,8 +126,10 @@ def base_of_checkpoint(stored_as: Mapping[str, Any] | None) -> str | None:
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
 ) -> Settings:
-    """Returns the settings with their phase: the typed one, else training if an option only applies to training; and
-    with the recomputation that its tool has by default.
+    """Returns the settings with their phase and recomputation.
+
+    The phase is the typed one, else training if an option only applies to training. The recomputation is the default
+    of the option's tool.
 
     An option of the settings has been heard already (`settings_with_shorthands`).
 
@@ -498,11 +500,11 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
     layout, refusal, is_planned = question.layout, None, False
-    first, *others = frameworks_for_plans(layout)
-    yields_all = question.settings.lora_rank is not None and bool(others)
+    first_framework, *other_frameworks = frameworks_for_plans(layout)
+    yields_all = question.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
-        others = [*map(framework, WHOLE_WEIGHTS), others[0]]
-    for record in (first, *others):
+        other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+    for record in (first_framework, *other_frameworks):
         run_layout, memory_on_one = layout, question.with_framework(record).on_one_device()
         try:
             record.check(memory_on_one, layout.framework_version or "")
@@ -519,7 +521,7 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
             run_layout = replace(layout, **whole_sizes, zero=layout.zero or WHOLE_WEIGHTS[record.name])
         is_planned = True
         yield memory_on_one, replace(run_layout, framework=record.name)
-        if record is first or not yields_all:
+        if record is first_framework or not yields_all:
             return
     if not is_planned:
         assert refusal is not None

@@ -115,6 +115,7 @@ def serve_study(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
     requests = Requests(input, output, int(cached_share * input))
+    longest_request = requests.total_tokens if trace is None else trace.longest_request
     limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
@@ -125,7 +126,7 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs_by_format(preset, hardware, options, requests.total_tokens if trace is None else trace.longest)),
+        dict(_runs_by_format(preset, hardware, options, longest_request)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -157,13 +158,13 @@ def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, i
     if value == AUTO:
         return None
     match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(value))
-    sides = (0, 0) if match is None else (int(match[1]), int(match[2]))
-    if not 0 < max(sides) <= MOST_REPLICAS_OF_A_SIDE:
+    replica_counts = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
             f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
             f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
-    return sides
+    return replica_counts
 
 
 def _speculation_of_options(
@@ -228,13 +229,13 @@ def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, l
     if len(formats) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
     runs = []
-    for pair in dict.fromkeys(formats):
+    for format_pair in dict.fromkeys(formats):
         chosen_formats = {
-            name: value for name, value in zip(("quantize", "kv_dtype"), pair, strict=True) if value is not None
+            name: value for name, value in zip(("quantize", "kv_dtype"), format_pair, strict=True) if value is not None
         }
         settings = settings_of(phase="decode", batch=1, seq=length, **chosen_formats)
         question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        runs.append((pair, question.on_one_device()))
+        runs.append((format_pair, question.on_one_device()))
     return runs
 
 

@@ -244,13 +244,13 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
     from ..studies.run_time import TimeSettings
 
     launch = question.launch
-    own_settings = None if launch is None else launch.own_settings
-    has_format = record.product_format is not None and own_settings is not None
+    file_settings = None if launch is None else launch.own_settings
+    has_format = record.product_format is not None and file_settings is not None
     return TimeSettings(
         options.stack or record.stack(launch, bool(question.settings.compile)),
         options.overlap,
         options.nic,
-        record.product_format(own_settings) if has_format and record.product_format is not None else "",
+        record.product_format(file_settings) if has_format and record.product_format is not None else "",
         options.factors or UNCHANGED,
     )
 
@@ -348,16 +348,18 @@ def stack_of_engine(engine: str | None, hardware: Hardware) -> str:
     if name not in FOLDERS and engine is not None and "==" not in engine and name in stack_names("inference"):
         return name
     if name not in FOLDERS:
-        names = sorted({*FOLDERS, *stack_names("inference")})
+        known_names = sorted({*FOLDERS, *stack_names("inference")})
         raise InputError(
             f"--engine {shown(engine)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
-            f"or one of {', '.join(names)}"
+            f"or one of {', '.join(known_names)}"
         )
     record, version = engine_and_version(engine or USUAL_ENGINE)
     if not record.is_timed_on(hardware):
-        others = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][:1]
+        other_engines = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][
+            :1
+        ]
         raise InputError(
             f"--engine {shown(engine)}: times of {record.title} on {hardware.title} are not modelled; expected "
-            f"{''.join(others)}{record.supported_accelerators}"
+            f"{''.join(other_engines)}{record.supported_accelerators}"
         )
     return record.stack(numbers_of(version.version))

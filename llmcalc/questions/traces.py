@@ -56,15 +56,16 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
         raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
     rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(path, text)
     requests: list[TracedRequest] = []
-    tokens = 0
-    for line, row in rows:
+    input_tokens = 0
+    for line_number, row in rows:
         if len(requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_traced_request(f"{path}:{line}", row))
-        tokens += requests[-1].input
-        if tokens > MOST_INPUT:
+        requests.append(_traced_request(f"{path}:{line_number}", row))
+        input_tokens += requests[-1].input
+        if input_tokens > MOST_INPUT:
             raise InputError(
-                f"{path}:{line}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a part of the trace"
+                f"{path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
+                "part of the trace"
             )
     if not requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")

@@ -28,13 +28,13 @@ def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
     skip_missing: whether a file that does not exist is a budget without bounds; default an error.
     """
     from ..reports.budget import report
-    from ..studies.budget import broken, check_budget
+    from ..studies.budget import check_budget, count_violations
     from ..studies.budget_file import read_budget
 
     if skip_missing and not file.exists():
         return ReportedAnswer([], lambda: report(file.name, []))
     checks = check_budget(read_budget(file), file.parent)
-    return ReportedAnswer(checks, lambda: report(file.name, checks), not broken(checks))
+    return ReportedAnswer(checks, lambda: report(file.name, checks), not count_violations(checks))
 
 
 def read_checkpoint_header(checkpoint: str) -> Checkpoint:

@@ -33,20 +33,20 @@ COLUMNS = (
 )
 
 
-def amount_text(value: float, digits: int = 2) -> str:
+def amount_text(amount: float, digits: int = 2) -> str:
     """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
-    rounded_value = float(f"{value:.{digits}g}")
+    rounded_value = float(f"{amount:.{digits}g}")
     return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
 def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
-    amounts, digits = run_cost.cost.amounts, 3 if run_cost.measured else 2
+    amounts, digits = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
     rows = [
         Row(
             [
                 TITLES[name][0],
-                *(DisplayedValue(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                *(DisplayedValue(range_end, amount_text(range_end, digits)) for range_end in _range_ends(amount)),
                 TITLES[name][1],
             ]
         )
@@ -77,10 +77,10 @@ def _range_ends(amount: Amount) -> tuple[float, float, float]:
 
 def _answer_text(run_cost: RunCost) -> str:
     days, cost = run_cost.cost.days, run_cost.cost.money
-    spent = "" if cost is None else f", {money_range(cost)}"
-    if run_cost.measured:
-        return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(run_cost)}"
+    spent_text = "" if cost is None else f", {money_range(cost)}"
+    if run_cost.is_measured:
+        return f"{amount_text(days.estimate, 3)} days{spent_text}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent_text}, likely {_likely_text(run_cost)}"
 
 
 def _likely_text(run_cost: RunCost) -> str:
@@ -98,32 +98,32 @@ def money_range(cost: Amount) -> str:
 
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = several(run_cost.cost.devices, hardware.title)
-    if run_cost.server is not None and run_cost.point is not None:
-        requests = plural(run_cost.point.concurrency, "request")
+    if run_cost.server is not None and run_cost.load_point is not None:
+        requests = plural(run_cost.load_point.concurrency, "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
     step_text = duration(run_cost.step.estimate, digits=3)
-    kind = "measured" if run_cost.measured else "likely"
+    step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {layout_cell(run_cost.plan.plan.feasible[0].layout)}"
     return (
-        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {kind} {step_text} each, on "
+        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}"
     )
 
 
 def _step_text(run_cost: RunCost) -> str:
     """Returns what the assumed options make of a step; empty where its batch was stated."""
-    if run_cost.measured:
+    if run_cost.is_measured:
         return " (the tokens of the measured step)"
-    is_usual_batch = any(assumed.startswith("--global-batch") for assumed in run_cost.assumed)
+    is_usual_batch = any(option.startswith("--global-batch") for option in run_cost.assumed_options)
     return " (a step of about 4M tokens, as of Llama 2 and 3)" if is_usual_batch else ""
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
-    if run_cost.assumed:
-        notes.append(f"assumed: {' '.join(run_cost.assumed)}{_step_text(run_cost)}")
+    if run_cost.assumed_options:
+        notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
     cost = run_cost.cost
     if cost.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")
@@ -134,8 +134,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
             f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
-    kind = "training" if run_cost.tokens else "requests"
-    return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
+    amount_kind = "training" if run_cost.tokens else "requests"
+    return [*notes, f"not counted: {', '.join(NOT_COUNTED[amount_kind])}"]
 
 
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step is None else run_cost.step.as_data(),
-        "measured": run_cost.measured,
+        "measured": run_cost.is_measured,
         "layout": layout,
-        "server": None if run_cost.point is None else point_data(run_cost.point),
+        "server": None if run_cost.load_point is None else point_data(run_cost.load_point),
         "class": None if run_cost.range is None else run_cost.range.class_data(),
         "power_watts": run_cost.cost.power,
         "price": run_cost.cost.price,
-        "assumed": list(run_cost.assumed),
+        "assumed": list(run_cost.assumed_options),
         "not_counted": list(NOT_COUNTED["training" if run_cost.tokens else "requests"]),
     }

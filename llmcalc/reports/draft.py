@@ -29,10 +29,10 @@ def draft_data(draft: Draft) -> dict[str, Any]:
     document_entry: dict[str, Any] = {
         "name": draft.preset.name,
         "params": draft.params,
-        "from_target": list(draft.shared),
+        "from_target": list(draft.shared_parts),
         "cache": {"bytes": draft.cache.bytes, "bytes_per_token": draft.cache.bytes_per_token},
     }
-    return document_entry if draft.count is None else {**document_entry, "flops": draft.count.total}
+    return document_entry if draft.flop_count is None else {**document_entry, "flops": draft.flop_count.total}
 
 
 def draft_note(draft: Draft, is_counted: bool = False) -> str:
@@ -43,9 +43,11 @@ def draft_note(draft: Draft, is_counted: bool = False) -> str:
     ]
     if draft.cache.workload.seq > 1:
         texts.append(f"{units.memory(draft.cache.bytes)} in all")
-    if draft.count is not None:
-        texts.append(units.flops(draft.count.total))
-    shared_parts = " and ".join(NAMES[name] for name in draft.shared)
-    shares = f"; its {shared_parts} {'is' if len(draft.shared) == 1 else 'are'} the target's" if shared_parts else ""
+    if draft.flop_count is not None:
+        texts.append(units.flops(draft.flop_count.total))
+    shared_parts = " and ".join(NAMES[name] for name in draft.shared_parts)
+    shares = (
+        f"; its {shared_parts} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if shared_parts else ""
+    )
     relation = "counted in" if is_counted else "beside the numbers above"
     return f"draft {draft.preset.name}, {relation}: {', '.join(texts)}{shares}"

@@ -16,7 +16,9 @@ from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
+from .memory import verdict_notes, verdict_of
+from .memory_data import device_data, execution_data, workload_data
+from .memory_notes import run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
@@ -184,9 +186,11 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
     name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
-    place = "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    layout_position = (
+        "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    )
     notes = [
-        f"kernels and buffers of {name}; {place}",
+        f"kernels and buffers of {name}; {layout_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if fit.verdict == "no":
@@ -220,7 +224,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
-    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.fitting
+    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     rows = [
         Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.tp * best_replica.layout.pp])
@@ -236,7 +240,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
     columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
-    has_times = any(replica.decoding for replica in serving_answer.tried)
+    has_times = any(replica.decoding for replica in serving_answer.tried_replicas)
     if has_times:
         columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
@@ -249,9 +253,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 verdict_of(replica.fit),
             ]
         )
-        for replica in serving_answer.tried
+        for replica in serving_answer.tried_replicas
     ]
-    timed_run = next((replica.decoding for replica in serving_answer.tried if replica.decoding), None)
+    timed_run = next((replica.decoding for replica in serving_answer.tried_replicas if replica.decoding), None)
     layout_notes = []
     if timed_run is not None:
         stack = timed_run.stack.title
@@ -259,9 +263,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}",
             *_halving_notes(serving_answer.memory, timed_run),
         ]
-    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried])
-    if serving_answer.untried:
-        layout_notes.append(f"the search ended early, before {serving_answer.untried:,} layouts of fewer replicas")
+    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
+    if serving_answer.untried_layouts:
+        layout_notes.append(
+            f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
+        )
     document = {
         **_fit_document(preset, worst_fit),
         "devices": devices,
@@ -278,7 +284,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 "verdict": replica.fit.verdict,
                 **decoding_data(replica.decoding),
             }
-            for replica in serving_answer.tried
+            for replica in serving_answer.tried_replicas
         ],
     }
     screen = _Screen(
@@ -371,7 +377,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document of `fit` on one accelerator; bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator. Bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -29,7 +29,9 @@ ALONE = "one device"
 
 def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {degree}" for name in names if (degree := getattr(layout, name)) not in (None, 1)]
+    group_texts = [
+        f"{group_name} {degree}" for group_name in names if (degree := getattr(layout, group_name)) not in (None, 1)
+    ]
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:

@@ -34,7 +34,7 @@ class Check:
     settings: settings of the run in the budget.
     measured: exact value, in parameters, FLOPs or bytes.
     limits: the bounds.
-    on: the accelerator for the key `fits`; else empty.
+    accelerator: the accelerator for the key `fits`; else empty.
     warning: note that the sequence exceeds the model's context length; else empty.
     """
 
@@ -43,15 +43,16 @@ class Check:
     settings: dict[str, Any]
     measured: Fraction
     limits: tuple[Limit, ...]
-    on: str = ""
+    accelerator: str = ""
     warning: str = ""
 
     @property
     def ok(self) -> bool:
+        """Whether the value is within all limits."""
         return all(limit.holds(self.measured) for limit in self.limits)
 
     @property
-    def broken(self) -> Limit | None:
+    def violated_limit(self) -> Limit | None:
         """The first limit that the value violates; None if the value is within the limits."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
@@ -130,8 +131,8 @@ def _measure_value(preset: Preset, key: str, settings: dict[str, Any], hardware:
         case "kv_per_token":
             return Fraction(kv(spec, dtype_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
-            count = flops(spec, run_config_of(spec, **settings))
-            return Fraction(count.total) / Fraction(count.tokens)
+            flop_count = flops(spec, run_config_of(spec, **settings))
+            return Fraction(flop_count.total) / Fraction(flop_count.tokens)
         case _:
             return Fraction(_device_bytes(preset, settings, hardware))
 
@@ -144,6 +145,6 @@ def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | N
     ).device.device_bytes
 
 
-def broken(checks: Sequence[Check]) -> int:
-    """Returns the number of checks with a broken bound."""
+def count_violations(checks: Sequence[Check]) -> int:
+    """Returns the number of checks whose value violates a limit."""
     return sum(not check.ok for check in checks)

@@ -103,7 +103,7 @@ class Quantities:
     forward_flops_per_token: forward FLOPs per token at `seq` tokens, with full pairs and logits at every position; the
         encoder of an encoder-decoder reads as many tokens.
     kv_bytes_per_token: bytes of cache per token; None for an encoder, which has no cache.
-    longest: number of learned positions; None without a learned position embedding.
+    context_length: number of learned positions; None without a learned position embedding.
     decoding: a decoded token of every user on an accelerator; None where none is named, for an encoder, and where
         weights and cache do not fit.
     """
@@ -119,7 +119,7 @@ class Quantities:
     encoder: StackShape | None
     forward_flops_per_token: float
     kv_bytes_per_token: int | None
-    longest: int | None
+    context_length: int | None
     decoding: TimedRun | None = None
 
     @property
@@ -177,7 +177,7 @@ def quantities(
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
         kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
-        longest=learned_positions(spec),
+        context_length=learned_positions(spec),
     )
 
 

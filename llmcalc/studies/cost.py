@@ -70,12 +70,12 @@ class RunCost:
 
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.
-    step_tokens: tokens of a step. measured: whether the step was measured.
+    step_tokens: tokens of a step. is_measured: whether the step was measured.
     range: the range of an estimated step or token; None of a measured one.
     stack_title: the title of the software stack of the estimated times; empty without one.
     plan: the plan whose first layout trains; None for others.
-    server, point: what serves the requests; None for training.
-    assumed: options that were not given, with their values.
+    server, load_point: what serves the requests; None for training.
+    assumed_options: options that were not given, with their values.
     """
 
     cost: Cost
@@ -84,10 +84,10 @@ class RunCost:
     steps: int | None = None
     step: Amount | None = None
     step_tokens: int | None = None
-    measured: bool = False
+    is_measured: bool = False
     range: Range | None = None
     stack_title: str = ""
     plan: LayoutPlan | None = None
     server: Server | None = None
-    point: LoadPoint | None = None
-    assumed: tuple[str, ...] = ()
+    load_point: LoadPoint | None = None
+    assumed_options: tuple[str, ...] = ()

@@ -158,21 +158,21 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
 def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     """Adds the default head sizes that a description leaves out (see `Attention`)."""
     completed_fields = dict(fields)
-    for path, heads in fields.items():
+    for path, head_count in fields.items():
         attention, _, name = path.rpartition(".")
         if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
             continue
-        ancestors = (attention.rsplit(".", level)[0] for level in range(1, attention.count(".") + 1))
+        ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
         widths = (
-            fields[key]
-            for key in (*(f"{prefix}.hidden_size" for prefix in ancestors), "hidden_size")
-            if fields.get(key)
+            fields[field_path]
+            for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
+            if fields.get(field_path)
         )
-        head_fields = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
+        head_fields = {"num_key_value_heads": head_count, "head_dim": next(widths, 0) // head_count or None}
         for field in (*head_fields, "v_head_dim"):
-            key = f"{attention}.{field}"
-            if key in completed_fields and completed_fields[key] is None:
-                completed_fields[key] = (
+            field_path = f"{attention}.{field}"
+            if field_path in completed_fields and completed_fields[field_path] is None:
+                completed_fields[field_path] = (
                     head_fields[field] if field in head_fields else completed_fields[f"{attention}.head_dim"]
                 )
     return completed_fields

@@ -26,12 +26,12 @@ class Draft:
 
     preset: the draft.
     cache: its cache for the sequences of the question; without a question about sequences, one token's.
-    count: its FLOPs in the question's pass; None where the question is not about FLOPs.
+    flop_count: its FLOPs in the question's pass; None where the question is not about FLOPs.
     """
 
     preset: Preset
     cache: CacheSize
-    count: FlopCount | None = None
+    flop_count: FlopCount | None = None
 
     @property
     def params(self) -> int:
@@ -39,7 +39,7 @@ class Draft:
         return int(params(self.preset.model).total)
 
     @property
-    def shared(self) -> tuple[str, ...]:
+    def shared_parts(self) -> tuple[str, ...]:
         """The parts that the draft shares with the target model: `embed_tokens`, `lm_head`."""
         return self.preset.model.from_target
 
@@ -69,5 +69,5 @@ def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..device_memory.static import memory
 
-    memory_use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
-    return [UnreplayedBytes("weights", int(memory_use.weights)), UnreplayedBytes("cache", int(memory_use.kv_cache))]
+    draft_memory = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
+    return [UnreplayedBytes("weights", int(draft_memory.weights)), UnreplayedBytes("cache", int(draft_memory.kv_cache))]

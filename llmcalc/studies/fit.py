@@ -104,23 +104,23 @@ def largest_run(
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
-    def run(name: str, candidate_size: int) -> Memory:
+    def run_of_size(name: str, candidate_size: int) -> Memory:
         return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
 
     def needed_bytes(name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least_bytes = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
-        return least_bytes if least_bytes > capacity else run(name, candidate_size).device.device_bytes
+        least_bytes = run_of_size(name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
+        return least_bytes if least_bytes > capacity else run_of_size(name, candidate_size).device.device_bytes
 
-    block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
+    block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = block > 1 and memory.attention == "flash"
+    is_linear = block_tokens > 1 and memory.attention == "flash"
 
     def largest_size(name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
         start = int(getattr(workload, name)) if max_size is None else maximum
         stored_bytes = (
-            (lambda size: int(run(name, size).states.total_bytes)) if max_size is None and is_linear else None
+            (lambda size: int(run_of_size(name, size).states.total_bytes)) if max_size is None and is_linear else None
         )
         return (
             largest_fitting_number(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes)
@@ -129,7 +129,7 @@ def largest_run(
         )
 
     batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
-    return batch, largest_size("seq", most_seq, longest_length, block)
+    return batch, largest_size("seq", most_seq, longest_length, block_tokens)
 
 
 def largest_fitting_number(
@@ -150,42 +150,42 @@ def largest_fitting_number(
     """
     excess_by_value: dict[int, int] = {}
 
-    def excess(candidate: int) -> int:
+    def excess_bytes(candidate: int) -> int:
         if candidate not in excess_by_value:
             excess_by_value[candidate] = required_bytes(candidate) - capacity
         return excess_by_value[candidate]
 
     low, high = min(step, maximum), min(step, maximum)
     is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low)
-    if excess(low) > 0:
+    if excess_bytes(low) > 0:
         low = 1
-        if excess(low) > 0:
+        if excess_bytes(low) > 0:
             return 0
     elif low < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting = start if low < start <= maximum and excess(start) <= 0 else low
+            known_fitting = start if low < start <= maximum and excess_bytes(start) <= 0 else low
             start = largest_fitting_number(
-                stored_bytes, stored_bytes(known_fitting) - excess(known_fitting), start, maximum
+                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), start, maximum
             )
         high = max(low + 1, min(start // step * step, maximum))
         tries_next = is_predicted
-        while excess(high) <= 0:
+        while excess_bytes(high) <= 0:
             low = high
             if low == maximum:
                 return maximum
-            widened = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
-            widened = max(low + step if is_predicted else 2 * low, widened) // step * step
-            high, tries_next = min(maximum, low + 1 if tries_next else widened), False
-    first, turn = low, 0
+            next_high = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
+            next_high = max(low + step if is_predicted else 2 * low, next_high) // step * step
+            high, tries_next = min(maximum, low + 1 if tries_next else next_high), False
+    first_fitting, guess_count = low, 0
     while high - low > 1:
         if high > NEAR * low and not is_predicted:
             candidate = math.isqrt(low * high)
         else:
-            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, turn)))
+            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, guess_count)))
         if high - low > step:
             candidate = max(low + 1, candidate // step * step)
-        turn += low > first or not is_predicted  # a prediction that is too large leaves one number on the line
-        low, high = (candidate, high) if excess(candidate) <= 0 else (low, candidate)
+        guess_count += low > first_fitting or not is_predicted  # a prediction that is too large leaves one number
+        low, high = (candidate, high) if excess_bytes(candidate) <= 0 else (low, candidate)
     return low
 
 
@@ -330,8 +330,9 @@ def as_options(changes: Mapping[str, Any]) -> str:
 
 
 def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
-    """Returns the changes of settings that are tried on several accelerators: those that keep the results, together,
-    and, unless a change suffices on one accelerator, each of the others.
+    """Returns the changes of settings that are tried on several accelerators.
+
+    All changes that keep the results are one; unless a change suffices on one accelerator, each other is another.
     """
     if is_deep(memory):
         return []

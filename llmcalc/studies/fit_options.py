@@ -45,34 +45,34 @@ class HardwareOption:
     fit: Fit
 
 
-class _Divided(NamedTuple):
+class _DividedRun(NamedTuple):
     """A run divided over a number of accelerators.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
-    least: bytes that this accelerator needs at least, found without a replay.
+    static_bytes: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
     """
 
     devices: int
     layout: Layout | None
     memory_on: Callable[[Runtime], DeviceMemory]
-    least: int
+    static_bytes: int
     tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
 
     def least_bytes(self, runtime: Runtime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
-            return max(self.least, self.tensor_bytes(runtime))
+            return max(self.static_bytes, self.tensor_bytes(runtime))
         except InputError:  # the framework does not support the layout, as `on` says
-            return self.least
+            return self.static_bytes
 
 
-def _run_over_ranks(cluster: Cluster) -> _Divided:
+def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     """Returns the run over the ranks of a layout."""
 
-    def largest(runtime: Runtime) -> DeviceMemory:
+    def largest_memory(runtime: Runtime) -> DeviceMemory:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
     def tensor_bytes(runtime: Runtime) -> int:
@@ -82,7 +82,7 @@ def _run_over_ranks(cluster: Cluster) -> _Divided:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
         least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
-    return _Divided(cluster.layout.world, cluster.layout, largest, least_bytes, tensor_bytes)
+    return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
 
 
 def _least_bytes(memory: Memory) -> int:
@@ -124,25 +124,25 @@ def hardware_options(
 
 
 def _of_usual_number(
-    divided_runs: Iterable[_Divided], hardware: Hardware, request: LayoutRequest
-) -> Iterable[_Divided]:
-    """Returns the runs on as many accelerators as people join of this kind; all where the user states a number."""
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest
+) -> Iterable[_DividedRun]:
+    """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     if hardware.vendor not in WHOLE_COMPUTERS or request.devices or not replace(request, devices=1).is_undivided:
         return divided_runs
     return takewhile(lambda divided_run: divided_run.devices <= MOST_COMPUTERS, divided_runs)
 
 
 def _hardware_option(
-    divided_runs: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
 
     default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
     tried_options: list[tuple[int, HardwareOption]] = []
-    too_large: list[tuple[int, int, _Divided]] = []
+    too_large: list[tuple[int, int, _DividedRun]] = []
 
-    def try_run(index: int, divided_run: _Divided) -> HardwareOption | None:
+    def try_run(index: int, divided_run: _DividedRun) -> HardwareOption | None:
         try:
             fit = divided_run.memory_on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
@@ -153,17 +153,17 @@ def _hardware_option(
         return option
 
     for index, divided_run in enumerate(divided_runs):
-        if divided_run.least > hardware.capacity_bytes:
-            too_large.append((divided_run.least, index, divided_run))
+        if divided_run.static_bytes > hardware.capacity_bytes:
+            too_large.append((divided_run.static_bytes, index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least_bytes, index, divided_run))
         elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
-        least_bytes, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
+        least_bytes, index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(option.fit.needed for _, option in tried_options):
             break
-        too_large.remove(entry)
+        too_large.remove(skipped_run)
         lower_bound_bytes = divided_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
             too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
@@ -171,7 +171,7 @@ def _hardware_option(
             try_run(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
+    return min(tried_options, key=lambda skipped_run: (skipped_run[1].fit.needed, skipped_run[0]))[1]
 
 
 MOST_PER_NUMBER = 2
@@ -193,7 +193,7 @@ def changes_on_several(
     for option in options:
         fits_unchanged, hardware = option.fit.verdict != "no", option.fit.hardware
         most_devices = option.devices - 1 if fits_unchanged else MOST_DEVICES
-        listed: list[tuple[int, Change]] = []
+        changes_by_devices: list[tuple[int, Change]] = []
         for changes in setting_changes:
             try:
                 runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices))
@@ -202,21 +202,21 @@ def changes_on_several(
             if not runs:
                 continue
             divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
-            words = f"{devices_option(divided_run.devices, divided_run.layout)} {as_options(changes)}"
-            if sum(devices == divided_run.devices for devices, _ in listed) < MOST_PER_NUMBER:
-                listed.append((divided_run.devices, Change(words, fit)))
-        yield from (change for _, change in sorted(listed, key=lambda entry: entry[0]))
+            options_text = f"{devices_option(divided_run.devices, divided_run.layout)} {as_options(changes)}"
+            if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
+                changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
+        yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_unchanged and option.devices > 1:
             yield Change(devices_option(option.devices, option.layout), option.fit)
 
 
 def _fitting_runs(
     memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
-) -> Iterator[tuple[_Divided, Fit]]:
+) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields the runs on two or more accelerators, at most `most_devices`, that fit tightly, and then one that fits."""
     divided_runs = _of_usual_number(_divided_runs(memory, request), hardware, request)
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
-        is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
+        is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
@@ -225,7 +225,7 @@ def _fitting_runs(
                 return
 
 
-def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
+def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRun]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     training = memory.settings.phase == "training"
@@ -233,7 +233,7 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     for devices in powers_of_two if request.devices is None else [request.devices]:
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _Divided(1, None, memory.memory_on, (least_static_bytes if training else _least_bytes)(memory))
+            yield _DividedRun(1, None, memory.memory_on, (least_static_bytes if training else _least_bytes)(memory))
         elif training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
@@ -248,9 +248,10 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
             yield from (_run_over_ranks(Cluster.with_framework(memory, layout, record, version)) for layout in layouts)
 
 
-def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
-    """Yields the run in the layout of a request, unless no layout is possible; where the framework does not support
-    it, its memory raises `InputError`, at once from the second time on.
+def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
+    """Yields the run in the layout of a request, unless no layout is possible.
+
+    Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
     """
     try:
         divided_run = _run_over_ranks(

@@ -47,21 +47,21 @@ class ServingFitting:
     """The answer on whether inference fits on a number of accelerators, with layouts.
 
     memory: the run on one device.
-    tried: all layouts, most replicas first.
+    tried_replicas: all layouts, most replicas first.
     best: the layout that fits with most replicas; if none fits, the one that requires least.
     needed: fewest accelerators of one replica that fits; None if none of the tried numbers suffices.
     fewest: the layout of that replica.
-    fitting: the largest rank of the best layout, with the most users and the longest sequences that fit on all ranks.
-    untried: number of layouts, with fewer replicas than the tried ones, that are not in `tried`.
+    largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
+    untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
     """
 
     memory: Memory
-    tried: tuple[Replica, ...]
+    tried_replicas: tuple[Replica, ...]
     best: Replica
     needed: int | None
     fewest: Layout | None
-    fitting: Fitting
-    untried: int = 0
+    largest_run: Fitting
+    untried_layouts: int = 0
 
 
 MOST_LAYERS = 10_000

@@ -24,7 +24,7 @@ class Candidate:
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
     capacity: usable bytes of a device.
-    sent: counts the bytes that a rank sends per step; None if the layout does not fit.
+    count_sent_bytes: counts the bytes that a rank sends per step; None if the layout does not fit.
     seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
     replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
     upper_bound: upper bound of device_bytes; equal to it after a replay.
@@ -35,7 +35,7 @@ class Candidate:
     micro_batches: int
     device_bytes: int
     capacity: int
-    sent: Callable[[], int] | None
+    count_sent_bytes: Callable[[], int] | None
     seconds: float | None = None
     replayed: bool = False
     upper_bound: int = 0
@@ -48,17 +48,17 @@ class Candidate:
     @property
     def may_fit(self) -> bool:
         """Whether the layout's tensors may fit."""
-        return self.sent is not None
+        return self.count_sent_bytes is not None
 
     @cached_property
     def communication_bytes(self) -> int | None:
         """The bytes that a rank sends per step; None if the layout does not fit."""
-        return None if self.sent is None else self.sent()
+        return None if self.count_sent_bytes is None else self.count_sent_bytes()
 
     @cached_property
     def bubble(self) -> float | None:
         """The idle fraction of a pipeline rank's step; None if the layout does not fit."""
-        return None if self.sent is None else bubble(self.layout, self.micro_batches)
+        return None if self.count_sent_bytes is None else bubble(self.layout, self.micro_batches)
 
     @property
     def options(self) -> str:
@@ -90,12 +90,13 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 def parse_sizes(text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
     layout_sizes: dict[str, int] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
+    for text_part in text.split(","):
+        name, _, value = text_part.partition("=")
         name = name.strip().lower()
         if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
             raise InputError(
-                f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
+                f"--where: {shown(text_part)}; expected sizes of a layout such as tp=8,pp=16, "
+                f"of {', '.join(PLACED_SIZES)}"
             )
         layout_sizes[name] = int(value)
     return layout_sizes
@@ -116,14 +117,14 @@ ENOUGH_HEADROOM = 0.1
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of their ranks by headroom, communication and bubble."""
     position_sums: dict[int, int] = {}
-    keys: tuple[Callable[[Candidate], Any], ...] = (
+    measures: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )
-    for key in keys:
-        values = sorted({key(candidate) for candidate in candidates})
-        order = {value: position for position, value in enumerate(values)}
+    for measure in measures:
+        distinct_values = sorted({measure(candidate) for candidate in candidates})
+        position_of_value = {value: position for position, value in enumerate(distinct_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[measure(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

@@ -260,17 +260,17 @@ def plan_of(
 
     version = layout_request.framework_version or ""
 
-    def sent(layout: Layout, micro_batch_count: int, recompute: str) -> int:
+    def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         messages = Cluster.with_framework(
             run_of(micro_batch_count, recompute), layout, record, version
         ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def largest(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
+    def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
         return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, micro_batch_count)
 
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
-        largest_rank_stage = largest(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
+        largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
         return replayed_bytes(
             run_of(micro_batch_count, recompute), record, version, layout, largest_rank_stage, byte_limit
         )
@@ -278,19 +278,19 @@ def plan_of(
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
         return float(times_of(recompute).step(layout, micro_batch_count).seconds)
 
-    def least(layout: Layout, micro_batch_count: int, recompute: str) -> int:
+    def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
 
     plan = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
-        lambda *layout_run: largest(*layout_run)[0],
-        sent,
+        lambda *layout_run: largest_rank(*layout_run)[0],
+        sent_bytes,
         replay,
         record.estimate_errors,
         None if layout_times is None else step_seconds,
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
-        least,
+        least_bytes,
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
@@ -393,27 +393,27 @@ class LayoutOrder:
 
     layouts: the layouts of the search.
     capacity: usable bytes of a device.
-    needed: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
-    sent: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
-    replayed: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator, or of any
-        rank above enough.
-    errors: bounds of the error of `needed`.
-    seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
+    tensor_bytes: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
+    sent_bytes: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
+    replayed_bytes: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator,
+        or of any rank above enough.
+    errors: bounds of the error of `tensor_bytes`.
+    step_seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
-    least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
-        none.
+    least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
+        least; default none.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     """
 
     layouts: Search
     capacity: int
-    needed: Callable[[Layout, int, str], int]
-    sent: Callable[[Layout, int, str], int]
-    replayed: Callable[[Layout, int, str, int | None], int]
+    tensor_bytes: Callable[[Layout, int, str], int]
+    sent_bytes: Callable[[Layout, int, str], int]
+    replayed_bytes: Callable[[Layout, int, str, int | None], int]
     errors: EstimateErrors
-    seconds: Callable[[Layout, int, str], float] | None = None
+    step_seconds: Callable[[Layout, int, str], float] | None = None
     recomputations: Sequence[str] = (AS_CONFIGURED,)
-    least: Callable[[Layout, int, str], int] = lambda *_: 0
+    least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     budget: Budget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -450,7 +450,7 @@ class LayoutOrder:
 
     def _sorted(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
-        return (sorted_by_memory if self.seconds is None else sorted_by_time)(candidates)
+        return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
     def _replay_in_order(self, plan: Plan, rows: int) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
@@ -490,7 +490,7 @@ class LayoutOrder:
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""
         try:
-            bytes = self.replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
+            bytes = self.replayed_bytes(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
         except InputError as error:
             self.layouts.refuse(error)
             return None
@@ -522,14 +522,14 @@ class LayoutOrder:
     def _least_need(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
         try:
-            return self.least(layout, micro_batches, self.recomputations[-1])
+            return self.least_bytes(layout, micro_batches, self.recomputations[-1])
         except InputError:
             return 0
 
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
-            return self.errors.least(self.least(layout, micro_batches, recompute)) > self.capacity
+            return self.errors.lower_bound(self.least_bytes(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
@@ -550,12 +550,12 @@ class LayoutOrder:
                 skips_value = True
                 continue
             try:
-                bytes = self.needed(*layout_run)
-                may_fit = self.errors.least(bytes) <= self.capacity
-                sent = cache(partial(self.sent, *layout_run)) if may_fit else None
-                if sent is not None and self.seconds is None:
+                bytes = self.tensor_bytes(*layout_run)
+                may_fit = self.errors.lower_bound(bytes) <= self.capacity
+                sent = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
+                if sent is not None and self.step_seconds is None:
                     sent()  # the order needs it, and an error refuses the layout
-                step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
+                step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
                     return self._fitting_candidate(layout, micro_batches, values)
@@ -565,7 +565,7 @@ class LayoutOrder:
             self._measured.add(_kernel_sizes(layout))
             candidate_bytes = bytes, self.capacity, sent, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.most(bytes), recompute=recompute
+                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.upper_bound(bytes), recompute=recompute
             )
             if may_fit:
                 return last_candidate
@@ -623,7 +623,7 @@ class LayoutOrder:
         replays = 0
         for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
             if smallest_candidate is not None and (
-                smallest_candidate.device_bytes <= self.errors.least(candidate.device_bytes)
+                smallest_candidate.device_bytes <= self.errors.lower_bound(candidate.device_bytes)
                 or replays == NEAREST_REPLAYS
                 or self.budget.is_spent()
             ):

@@ -206,21 +206,26 @@ def _rules_with_attention(
     chinchilla = exact_div(passes * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
     yield rule(
-        "chinchilla_f", "Chinchilla app. F", formulas, CHINCHILLA, chinchilla, (DENSE, f"{DENSE}; 3 × its forward")
+        "chinchilla_f",
+        "Chinchilla app. F",
+        formulas,
+        CHINCHILLA,
+        chinchilla,
+        (DENSE, f"{DENSE}; 3 × its forward"),
     )
     palm = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
     remarks = f"{EVERY}; a third of its training count", EVERY
     yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
-    once, recomputed = (
+    flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
-    flops = exact_div(passes * once, 3 * context_tokens)
+    flops = exact_div(passes * flops_without_recompute, 3 * context_tokens)
     yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
     if train:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
-        flops = exact_div(recomputed, context_tokens)
+        flops = exact_div(flops_with_recompute, context_tokens)
         yield RECOMPUTES, "Megatron, recompute", formula, MEGATRON_AGAIN, tokens * flops, remark
 
 
@@ -233,8 +238,8 @@ def _kaplan_n(parameter_count: ParameterCount) -> int:
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
     has_inactive = parameter_count.active != parameter_count.total
-    counted = ", N non-embedding" + (" active" if has_inactive else "")
-    yield "kaplan", "Kaplan §2.1", counted, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)
+    name_suffix = ", N non-embedding" + (" active" if has_inactive else "")
+    yield "kaplan", "Kaplan §2.1", name_suffix, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)
     if has_inactive:
         yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
     yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

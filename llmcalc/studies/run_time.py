@@ -210,17 +210,16 @@ class TimedRun:
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
-        """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree, 0 for
-        one."""
+        """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
             path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
-            entry = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
-            entry["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
+            seconds_by_bound = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
                 operation.compute, operation.memory
             )
-            entry["network"] += run_count * operation.network
-            entry["wait"] += run_count * operation.wait
+            seconds_by_bound["network"] += run_count * operation.network
+            seconds_by_bound["wait"] += run_count * operation.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
@@ -325,7 +324,7 @@ class TrainingTimes:
         return copy_of_times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """Returns the training step of a layout, without its seconds."""
+        """Returns the step plan of a layout."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.from_layout(
             layout,
@@ -417,8 +416,8 @@ class TrainingTimes:
         ]
         if layout.world > device.domain:
             slower.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
-        for words, device, stack, changed_settings in slower:
-            yield words, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
+        for settings_text, device, stack, changed_settings in slower:
+            yield settings_text, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:
@@ -481,17 +480,17 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
     """
     _refuse_wide_products(memory)
     states, cache_bits = memory.states, _cache_bits(memory, tokens)
-    stored = states.quantized
-    if stored is None:
+    quantized = states.quantized
+    if quantized is None:
         dtype = DTYPE_FORMATS.get(states.dtype, "bf16")
         return Formats(dtype, float(8 * states.weights / states.count.total), cache_bits)
-    label = stored.scheme.label
-    dtype = next((name for start, name in SCHEME_FORMATS if label.startswith(start)), QUANTIZED)
+    label = quantized.scheme.label
+    dtype = next((name for label_prefix, name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED)
     elements = states.count.by_component
-    head = [kind for kind in ("lm_head", "embedding") if kind in elements]
+    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements]
     layer_bits, *head_bits = (
-        float(8 * sum(stored.by_component[kind].total for kind in kinds) / sum(elements[kind] for kind in kinds))
-        for kinds in ([kind for kind in elements if kind not in ("lm_head", "embedding")], head[:1])
+        float(8 * sum(quantized.by_component[kind].total for kind in kinds) / sum(elements[kind] for kind in kinds))
+        for kinds in ([kind for kind in elements if kind not in ("lm_head", "embedding")], head_kinds[:1])
         if kinds
     )
     return Formats(dtype, layer_bits, cache_bits, *head_bits)
@@ -603,8 +602,8 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
             "number format and what is recomputed"
         ]
     lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
-    alternatives = sorted(timed_run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
-    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * timed_run.seconds]
+    alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
+    lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]
     if timed_run.phase != "training":
         lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
     return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

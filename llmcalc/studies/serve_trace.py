@@ -45,7 +45,7 @@ class Trace:
         return max(1, round(sum(request.output for request in self.requests) / len(self.requests)))
 
     @property
-    def longest(self) -> int:
+    def longest_request(self) -> int:
         """Tokens of the longest request."""
         return max(request.input + request.output for request in self.requests)
 
@@ -115,7 +115,7 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
     """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
-        percent: Amount(*(_percentile(served_requests, percent) for served_requests in runs)) for percent in PERCENTILES
+        percent: Amount(*(_percentile(seconds_of_run, percent) for seconds_of_run in runs)) for percent in PERCENTILES
     }
 
 
@@ -135,22 +135,24 @@ def sized_for_trace(
     Raises `InputError` if they are not enough.
     """
     sequences = max(1, server.most_sequences // server.replica.batch_count)
-    step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
+    step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest_request, trace.mean_input)
 
-    def broken(replica_count: int) -> str:
+    def reason_against(replica_count: int) -> str:
         served_requests = _serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0, budget)
         return _broken_reason(served_requests, limits)
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
-    reason = broken(enough_replicas)
-    while reason and replicas is None and enough_replicas < MOST_REPLICAS:
+    broken_limit = reason_against(enough_replicas)
+    while broken_limit and replicas is None and enough_replicas < MOST_REPLICAS:
         too_few_replicas, enough_replicas = enough_replicas, 2 * enough_replicas
-        reason = broken(enough_replicas)
-    while not reason and replicas is None and enough_replicas - too_few_replicas > 1:
-        middle = (too_few_replicas + enough_replicas) // 2
-        too_few_replicas, enough_replicas = (middle, enough_replicas) if broken(middle) else (too_few_replicas, middle)
+        broken_limit = reason_against(enough_replicas)
+    while not broken_limit and replicas is None and enough_replicas - too_few_replicas > 1:
+        middle_count = (too_few_replicas + enough_replicas) // 2
+        too_few_replicas, enough_replicas = (
+            (middle_count, enough_replicas) if reason_against(middle_count) else (too_few_replicas, middle_count)
+        )
     sized_server = server.with_replicas(enough_replicas)
-    return sized_server, trace_times(sized_server, trace, step_seconds, budget), reason
+    return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit
 
 
 def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:

@@ -21,9 +21,9 @@ from ..timing.spread import Amount, Range, expected_range
 SECONDS_OF_AN_HOUR = 3600.0
 
 
-def largest_number(keeps: Callable[[int], bool], most: int) -> int:
+def largest_number(is_within_limits: Callable[[int], bool], most: int) -> int:
     """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
-    return bisect_left(range(1, most + 1), True, key=lambda number: not keeps(number))
+    return bisect_left(range(1, most + 1), True, key=lambda number: not is_within_limits(number))
 
 
 @frozen

@@ -158,9 +158,9 @@ class ServeStudy:
     draft_flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def longest(self) -> int:
+    def longest_request(self) -> int:
         """Tokens of the longest request."""
-        return self.requests.total_tokens if self.trace is None else self.trace.longest
+        return self.requests.total_tokens if self.trace is None else self.trace.longest_request
 
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
@@ -240,7 +240,7 @@ class ServeStudy:
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.total_tokens
-        used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
+        used_flags = {engine.flags_by_option["--seq"].lstrip("-").replace("-", "_"): self.longest_request, **flags}
         used_flags |= self.draft_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
@@ -250,7 +250,7 @@ class ServeStudy:
                 used_flags |= {engine.step_sequences: memory.most_sequences}
                 memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
             capacity = int(memory.kv_tokens // length)
-            if not memory.starts or memory.kv_tokens < self.longest:
+            if not memory.starts or memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             run = self.runs[quantize, kv_dtype]
             formats = inference_formats(run, self.requests.mean_context)
@@ -282,12 +282,12 @@ class ServeStudy:
 
         Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
-        replica, total = server.replica, self.sizes.replicas(server.sizes)
+        replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
         if self.ratio is not None:
             group = Disaggregated(replica, *self.ratio)
-            if total is not None and total % group.replicas:
+            if replica_count is not None and replica_count % group.replicas:
                 raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
-        elif total == 1:
+        elif replica_count == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
             single_pair, most_sequences, tpot = Disaggregated(replica, 1, 1), server.most_sequences, self.limits.tpot
@@ -295,7 +295,7 @@ class ServeStudy:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
-            group = Disaggregated.balanced_group(replica, max(1, most_sequences), total)
+            group = Disaggregated.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
@@ -365,15 +365,15 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
     Raises `InputError` for a format that the engine does not have.
     """
-    option_name = engine.instead["--kv-dtype"]
+    option_name = engine.flags_by_option["--kv-dtype"]
     flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
-    words = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
-    word = next((word for start in words for word in flag.words if word.startswith(start)), None)
-    if word is None:
+    prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
+    flag_word = next((word for prefix in prefixes for word in flag.words if word.startswith(prefix)), None)
+    if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(flag.words)}"
         )
-    return {flag.field: word}
+    return {flag.field: flag_word}
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, int], ...]:

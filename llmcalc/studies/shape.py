@@ -123,8 +123,8 @@ class Family:
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        dims = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
-        can_halve = all(head_size % 2 == 0 and head_size // 2 >= LEAST_HEAD_DIM for head_size in dims)
+        head_widths = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
+        can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
@@ -191,8 +191,8 @@ def family(
     stack = spec.main
     networks = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
     if ffn_ratio is not None and any(isinstance(network, Network) and network.mixture for network in networks):
-        fix = "expected --set expert.intermediate_size=N"
-        raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {fix}")
+        remedy = "expected --set expert.intermediate_size=N"
+        raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {remedy}")
     if spec.embedding_size is not None or stack.relative_bias is not None:
         raise InputError(
             "shape: a factorised embedding or relative bias has no rule for its sizes at another width; expected a "
@@ -204,14 +204,14 @@ def family(
             "1, 1/4 or 0.125"
         )
     spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
-    members = Family(spec, None, kv_ratio, ffn_ratio)
-    for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
+    model_family = Family(spec, None, kv_ratio, ffn_ratio)
+    for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
-            member = candidate.scaled_to(candidate.step, candidate.least_depth)
+            smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
         except Unscalable as error:
             raise InputError(f"{option}: {error}") from None
-        validate(ModelSpec, member.model_dump(), option)
-    return replace(members, head_dim=head_dim)
+        validate(ModelSpec, smallest_model.model_dump(), option)
+    return replace(model_family, head_dim=head_dim)
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
@@ -343,7 +343,7 @@ class ShapeStudy:
 
 
 def find_shapes(
-    members: Family,
+    model_family: Family,
     budget: Budget,
     target: ModelSpec | None = None,
     rows: int = 12,
@@ -358,81 +358,83 @@ def find_shapes(
     """
     tolerance = percent / 100
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
-    target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
-    members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
-    shape_sizes, search_stats = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    target_fits = target_size is not None and _cost_matches(model_family, target_size, budget, tolerance)
+    model_family = refine_step(
+        model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
+    )
+    shape_sizes, search_stats = search(model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
     if not shape_sizes:
-        raise InputError(_no_shapes_error(members, budget, percent))
+        raise InputError(_no_shapes_error(model_family, budget, percent))
     spread_sizes = spread_evenly(shape_sizes, rows, target_size)
     shapes = tuple(
-        _shape_of_size(members, shape_size, budget, shape_size == target_size, seq, dtype)
+        _shape_of_size(model_family, shape_size, budget, shape_size == target_size, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return ShapeStudy(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
+    return ShapeStudy(model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
-def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
-        cost = budget.cost_of(members.scaled_to(*shape_size))
+        cost = budget.cost_of(model_family.scaled_to(*shape_size))
     except ArithmeticError:
         return False
     return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _no_shapes_error(members: Family, budget: Budget, percent: float) -> str:
+def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> str:
     cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
-    tie = "" if members.spec.tie_word_embeddings or not isinstance(members.spec.head, LMHead) else "--tie, "
-    head = "" if members.head_dim is None else "a smaller --head-dim, "
+    tie = "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
+    head = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
-        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {members.step} costs "
-        f"{cost} to within {percent:g} %, at a vocabulary of {members.spec.vocab_size:,}; expected "
+        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
+        f"costs {cost} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
         f"another budget, {tie}{head}a smaller --vocab or a wider --tolerance"
     )
 
 
-def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+def refine_step(model_family: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
     """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
     """
-    while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
-        finer_members = members.finer_family(keep_heads)
+    while len(allowed_widths(model_family, budget, tolerance)) < FEWEST_WIDTHS:
+        finer_members = model_family.finer_family(keep_heads)
         if finer_members is None:
             break
-        members = finer_members
-    return members
+        model_family = finer_members
+    return model_family
 
 
-def _depth_range(members: Family, h: int) -> tuple[int, int]:
+def _depth_range(model_family: Family, h: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
-    return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
+    return max(model_family.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
 
-def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
+def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> range:
     """Returns every hidden size that has a shape with an h/L in range and the cost of the budget.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
-    width_step = members.step
+    width_step = model_family.step
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
     def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(members.scaled_to(i * width_step, depth))
+        return budget.cost_of(model_family.scaled_to(i * width_step, depth))
 
     def is_deep_enough(i: int) -> bool:
-        shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
+        shallowest_depth, deepest_depth = _depth_range(model_family, i * width_step)
         return shallowest_depth <= deepest_depth and bool(cost_at(i, deepest_depth) >= lowest_cost)
 
     def is_too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
+        return bool(cost_at(i, _depth_range(model_family, i * width_step)[0]) > highest_cost)
 
-    steps = range(LARGEST_WIDTH // width_step + 1)
-    narrowest = bisect_left(steps, True, lo=1, key=is_deep_enough)
-    too_wide = bisect_left(steps, True, lo=narrowest, key=is_too_wide)
+    width_multiples = range(LARGEST_WIDTH // width_step + 1)
+    narrowest = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
+    too_wide = bisect_left(width_multiples, True, lo=narrowest, key=is_too_wide)
     return range(narrowest * width_step, too_wide * width_step, width_step)
 
 
@@ -447,21 +449,21 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return low
     if high_cost <= value:
         return high
-    line = True
+    is_line = True
     while high - low > 1:
-        guessed_depth = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
-        guessed_depth, previous_span = min(max(guessed_depth, low + 1), high - 1), high - low
+        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_line else (low + high) // 2
+        guessed_depth, previous_span = min(max(guess, low + 1), high - 1), high - low
         guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
             low, low_cost = guessed_depth, guessed_cost
         else:
             high, high_cost = guessed_depth, guessed_cost
-        line = not line or 2 * (high - low) <= previous_span
+        is_line = not is_line or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
 
 def search(
-    members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
+    model_family: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
     """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
 
@@ -472,12 +474,12 @@ def search(
 
     def cost(h: int, depth: int) -> int:
         if (h, depth) not in costs:
-            costs[h, depth] = budget.cost_of(members.scaled_to(h, depth))
+            costs[h, depth] = budget.cost_of(model_family.scaled_to(h, depth))
         return costs[h, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
-    for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(members, h))
+    for h in _spaced_widths(allowed_widths(model_family, budget, tolerance), most_widths):
+        depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(model_family, h))
         if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
             shape_sizes.append((h, depth))
     return shape_sizes, len(costs)
@@ -512,10 +514,10 @@ def spread_evenly(
 
 
 def _shape_of_size(
-    members: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
+    model_family: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
 ) -> Shape:
     h, layers = shape_size
-    spec = members.scaled_to(h, layers)
+    spec = model_family.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
     is_training = budget.kind == "train_flops"

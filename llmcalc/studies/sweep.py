@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LARGEST_TOTAL = 2**63 - 1
 
 
-def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
+def sweep(model_family: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
     """Counts the total parameters of every shape, element by element of (hidden size, depth).
 
     hidden_sizes: whole numbers that are multiples of the family's step, in any form that NumPy converts to an array.
@@ -31,12 +31,14 @@ def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
         raise MissingExtra("a sweep", "numpy", "sweep") from None
 
     h, layers = np.asarray(hidden_sizes), np.asarray(depths)
-    for name, array, minimum in (("hidden_sizes", h, members.step), ("depths", layers, members.least_depth)):
+    for name, array, minimum in (("hidden_sizes", h, model_family.step), ("depths", layers, model_family.least_depth)):
         if array.dtype.kind not in "iu" or not array.size or array.min() < minimum:
             raise InputError(f"sweep: {name}: expected whole numbers of at least {minimum}")
-    if (h % members.step).any():
-        raise InputError(f"sweep: hidden_sizes: expected multiples of {members.step}, so that head counts are integers")
-    if params(members.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
+    if (h % model_family.step).any():
+        raise InputError(
+            f"sweep: hidden_sizes: expected multiples of {model_family.step}, so that head counts are integers"
+        )
+    if params(model_family.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
-    totals = params(members.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
+    totals = params(model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
     return np.asarray(totals, dtype=np.int64)

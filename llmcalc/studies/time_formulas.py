@@ -113,12 +113,12 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, numbers, condition = layer_match.groups()
+    stack, layer_numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
     ranges = [
         (int(first_layer), int(last_layer or first_layer))
-        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)
+        for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", layer_numbers)
     ]
     return any(
         first_layer <= i <= last_layer
@@ -134,18 +134,18 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             _memory_formula(time_estimator, kernel, operation),
         )
         bounds = [term for term in (compute, memory) if term]
-        slower = bounds[0] if len(bounds) == 1 else NO_TERM
+        slower_term = bounds[0] if len(bounds) == 1 else NO_TERM
         if len(bounds) > 1:
-            slower = _Term(
+            slower_term = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
-        wait = NO_TERM
+        wait_term = NO_TERM
         if operation.wait:
             launches = kernel.launches[operation.backward]
-            wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
-            if rest := operation.wait - launches * time_estimator.kernel_wait:
-                wait = _Term(f"{wait.symbolic} + s", f"{wait.substituted} + {_number_text(rest)}")
-        terms = [term for term in (slower, wait) if term]
+            wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
+            if other_wait := operation.wait - launches * time_estimator.kernel_wait:
+                wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
+        terms = [term for term in (slower_term, wait_term) if term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
@@ -154,7 +154,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             " + ".join(term.substituted for term in terms) or "0",
             float(operation.seconds),
             repeat,
-            _formula_source(time_estimator, kernel, compute, memory, wait),
+            _formula_source(time_estimator, kernel, compute, memory, wait_term),
         )
 
 
@@ -208,7 +208,7 @@ def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Ter
     fields = [
         *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
         *(["cache"] if _reads_cache(time_estimator, kernel) and memory else ["memory"] if memory else []),
-        *(["kernel_start" if time_estimator.trains else "launch_gap"] if wait else []),
+        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait else []),
     ]
     sources = [
         source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None

@@ -69,10 +69,10 @@ def utilization(
     peak = hardware.peak(dtype) * devices
     tokens = model_count.tokens
 
-    def share(flops: float) -> float:
+    def utilization_of(flops: float) -> float:
         return float(flops / tokens * tokens_per_second / peak)
 
-    def row(rule: Rule) -> ConventionUtilization:
+    def utilization_of_rule(rule: Rule) -> ConventionUtilization:
         counts_full_pairs = rule.key == "exact_full"
         recomputed_flops = (
             kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
@@ -83,13 +83,15 @@ def utilization(
             rule.formula,
             rule.source,
             rule.total / tokens,
-            share(rule.total),
-            share(rule.total + recomputed_flops),
+            utilization_of(rule.total),
+            utilization_of(rule.total + recomputed_flops),
         )
 
     rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
     recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
-    return Utilization(hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(row, rules)))
+    return Utilization(
+        hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(utilization_of_rule, rules))
+    )
 
 
 @frozen(slots=True)

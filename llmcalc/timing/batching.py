@@ -132,7 +132,7 @@ class Replica:
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
-    def further_steps(self) -> float:
+    def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
 
@@ -149,59 +149,61 @@ class Replica:
         return max(self.step_tokens, -(-self.requests.computed_tokens // MAX_CHUNKS))
 
     def decoding_pass(self, concurrency: float) -> InferencePass:
-        """Returns the pass that decodes a step of every sequence, without any prompt.
+        """Returns the pass of one decoding step of all sequences, without any prompt.
 
         Sequences that pad a batch have no cache to read.
         """
         batch, context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
-        graph_batch = next((size for size in self.graph_batches if size >= batch), batch)
+        graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
         return self.batch_pass(
             graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
-        """Returns the time of a batch's decoding step, with the draft's passes.
+        """Returns the pass of a batch's decoding step, including the draft model's passes.
 
         cached_tokens: cached tokens per sequence.
         """
         drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
-        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
-        target_pass = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
+        step_sizes = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
+        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
-        seconds = self.speculation.draft_seconds(
+        draft_seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
         )
         return InferencePass(
-            target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.timed_passes
+            target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
         )
 
     def prompts_pass(self, prompt_count: float, server: bool = False) -> InferencePass:
-        """Returns the time of a step that processes several prompts at once.
+        """Returns the pass of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
-        count, requests = _int_if_whole(prompt_count), self.requests
-        if count not in self._timed_prompts:
+        whole_count, requests = _int_if_whole(prompt_count), self.requests
+        if whole_count not in self._timed_prompts:
             cached_tokens = min(requests.cached, requests.input - 1)
-            self._timed_prompts[count] = self.prompt_pass(
-                count, requests.computed_tokens, cached_tokens, self.chunk_tokens
+            self._timed_prompts[whole_count] = self.prompt_pass(
+                whole_count, requests.computed_tokens, cached_tokens, self.chunk_tokens
             )
-        timed_prompts = self._timed_prompts[count]
+        timed_prompts = self._timed_prompts[whole_count]
         if not server:
             return timed_prompts
-        seconds, parts = self.stack.first_token, timed_prompts.parts
-        return InferencePass(timed_prompts.seconds + seconds, parts | {"server": seconds}, timed_prompts.timed_passes)
+        first_token, parts = self.stack.first_token, timed_prompts.parts
+        return InferencePass(
+            timed_prompts.seconds + first_token, parts | {"server": first_token}, timed_prompts.timed_passes
+        )
 
     @cached_property
     def _timed_prompts(self) -> dict[float, InferencePass]:
-        """Cached prompt times: number of prompts in a step → time of their pass."""
+        """The cached passes of a step's prompts, by the number of prompts."""
         return {}
 
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
-        """Returns the time of a prompt pass, with a draft model's pass; prompts have new and cached tokens.
+        """Returns the pass that processes prompts with new and cached tokens, including the draft model's pass.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -211,9 +213,9 @@ class Replica:
         )
         if self.speculation is None:
             return timed_pass
-        seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
+        draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
         return InferencePass(
-            timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.timed_passes
+            timed_pass.seconds + draft_seconds, {**timed_pass.parts, "draft": draft_seconds}, timed_pass.timed_passes
         )
 
     @cached_property
@@ -230,7 +232,7 @@ class Replica:
     def saturation_concurrency(self) -> float:
         """The concurrency at which every step processes prompts, so that more requests only wait."""
         step_count = len(self.prompts_pass(1).timed_passes)
-        return 1 + self.further_steps * self.most_prompts * self.batch_count / step_count
+        return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
@@ -246,14 +248,14 @@ class Replica:
 
     def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        other_requests, further_steps = concurrency - 1, self.further_steps
+        other_requests, further_steps = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
-        token = float(token_pass.seconds)
+        step_seconds = float(token_pass.seconds)
         if not other_requests:
-            tpot = token / self.tokens_per_step
+            tpot = step_seconds / self.tokens_per_step
             return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
-        saved_seconds = token - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
+        saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompts` prompts."""
@@ -262,20 +264,21 @@ class Replica:
             return max(0.0, seconds) / prompts / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
-        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
-        prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
+        added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
+        prompt_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
         prompt_wait = max(
-            other_requests * added_seconds * prompt / (prompt + further_steps * token),
+            other_requests * added_seconds * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
             (prompts_per_step - 1) * added_seconds,
         )
-        tpot = (token + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
+        tpot = (step_seconds + (other_requests * added_seconds - prompt_wait) / further_steps) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_wait = max(prompt_wait, (other_requests + prompts_in_step - 1) / 2 * extra_seconds(prompts_in_step))
-        return ServedLoad(concurrency, self.requests.output, prompt + prompt_wait, tpot, prompt + burst_wait)
+        ttft, ttft_of_burst = prompt_seconds + prompt_wait, prompt_seconds + burst_wait
+        return ServedLoad(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Returns the seconds that decoding adds to a prompt's step, without weight reads and launches.
+    """Returns the seconds that decoding adds to a step with prompts, which reads the weights anyway.
 
     A draft's passes add all of their time.
     """
@@ -287,6 +290,7 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
 
 
 def _added_seconds(operation: TimedOperation) -> float:
+    """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0
     if operation.kind in SHARED_WEIGHTS:

@@ -111,8 +111,8 @@ class Device:
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
-        shares = self.generation.sustained
-        return shares.get(dtype, shares["bf16"])
+        share_by_format = self.generation.sustained
+        return share_by_format.get(dtype, share_by_format["bf16"])
 
     def memory_seconds(self, bytes: Number) -> Number:
         """Returns the seconds in which a kernel reads and writes `bytes` bytes."""
@@ -157,8 +157,8 @@ class Device:
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domains = maximum(1, ranks / ranks_in_domain)
-        trees = latency * self.generation.far_latency * log2(maximum(2, domains))
-        near_seconds = messages * latency * self.latency
+        tree_latency = latency * self.generation.far_latency * log2(maximum(2, domains))
+        latency_in_domain = messages * latency * self.latency
         if collective == "all_to_all":
             link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
             network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
@@ -172,8 +172,10 @@ class Device:
             link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             ring = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
             seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + link_time))
-        seconds = choose(domains > 1, messages * trees + maximum(link_time, network_time), near_seconds + link_time)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, latency_in_domain + link_time))
+        seconds = choose(
+            domains > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
+        )
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
@@ -204,27 +206,29 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     """
     bandwidth = hardware.bandwidth()
     peaks = {
-        format_name: float(next(hardware.peak_flops[name] for name in names if name in hardware.peak_flops))
-        for format_name, names in PEAKS.items()
-        if any(name in hardware.peak_flops for name in names)
+        format_name: float(
+            next(hardware.peak_flops[peak_name] for peak_name in names_of_peak if peak_name in hardware.peak_flops)
+        )
+        for format_name, names_of_peak in PEAKS.items()
+        if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
     }
     if "bf16" not in peaks:
         hardware.peak("bfloat16")
     peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
     link = hardware.interconnect
-    rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
-    domain = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
-    through_host = link is not None and rate <= SLOW_LINK and domain > 1 and "NVLink" not in link.name
-    unknown_nic = min(UNKNOWN_NIC, rate * HOST_LINK_SHARE) if through_host else UNKNOWN_NIC
+    link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
+    domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
+    through_host = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
+    unknown_nic = min(UNKNOWN_NIC, link_rate * HOST_LINK_SHARE) if through_host else UNKNOWN_NIC
     return Device(
         name=hardware.name,
         evidence=_evidence(hardware, generation),
         generation=generation,
         peaks=peaks,
         bandwidth=float(bandwidth),
-        link=rate,
-        domain=domain,
+        link=link_rate,
+        domain=domain_size,
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=HOST_LINK_SHARE if through_host else generation.link,
         latency=HOST_LINK_LATENCY if through_host else generation.latency,
@@ -236,14 +240,14 @@ def accelerator_generation(hardware: Hardware) -> Generation:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     known_generations = generations().values()
     capability = f"{hardware.compute_capability or ''}."
-    named = (generation for generation in known_generations if hardware.name in generation.accelerators)
-    of_capability = (
+    with_this_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
+    with_this_capability = (
         generation
         for generation in known_generations
         if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
-    of_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
-    return next(chain(named, of_capability, of_vendor), generations()["default"])
+    with_this_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
+    return next(chain(with_this_name, with_this_capability, with_this_vendor), generations()["default"])
 
 
 def _evidence(hardware: Hardware, generation: Generation) -> DeviceEvidence:

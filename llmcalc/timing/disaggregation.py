@@ -105,13 +105,17 @@ class Disaggregated:
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
-        output, first_seconds = self.replica.requests.output, self.first_token_seconds
+        output, first_token_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
         for _ in range(ROUNDS):
-            rate = min(concurrency / (first_seconds + (output - 1) * tpot), self.prefill / self.busy_seconds)
-            tpot = self.token_seconds(max(1.0, rate * (output - 1) * tpot / self.decode))
-        waiting = max(0.0, concurrency / rate - first_seconds - (output - 1) * tpot)
-        burst_seconds = first_seconds + max(waiting, (concurrency / self.prefill - 1) / 2 * self.busy_seconds)
-        return ServedLoad(concurrency, output, first_seconds + waiting, tpot, burst_seconds)
+            requests_per_second = min(
+                concurrency / (first_token_seconds + (output - 1) * tpot), self.prefill / self.busy_seconds
+            )
+            tpot = self.token_seconds(max(1.0, requests_per_second * (output - 1) * tpot / self.decode))
+        waiting_seconds = max(0.0, concurrency / requests_per_second - first_token_seconds - (output - 1) * tpot)
+        burst_seconds = first_token_seconds + max(
+            waiting_seconds, (concurrency / self.prefill - 1) / 2 * self.busy_seconds
+        )
+        return ServedLoad(concurrency, output, first_token_seconds + waiting_seconds, tpot, burst_seconds)

@@ -40,15 +40,19 @@ def forward_pass(
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, stack, formats)
-    decodes = rank_pass.phase == "decode"
-    host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
-    kernels = maximum(timed_pass.seconds, timed_pass.launches(stack.kernels) * host_kernel)
+    is_decoding = rank_pass.phase == "decode"
+    launch_seconds = stack.host_kernel if is_decoding else max(stack.host_kernel, stack.host_prompt_kernel)
+    kernel_seconds = maximum(timed_pass.seconds, timed_pass.launches(stack.kernels) * launch_seconds)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
-    hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
-    host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)
-    if stack.hides_host and decodes and same(pp, 1):
-        host = maximum(0.0, host - kernels)
-    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [timed_pass])
+    hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
+    host_seconds = stack.host_step + (stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
+    if stack.hides_host and is_decoding and same(pp, 1):
+        host_seconds = maximum(0.0, host_seconds - kernel_seconds)
+    return InferencePass(
+        kernel_seconds + host_seconds + hop_seconds,
+        {"kernels": kernel_seconds, "host": host_seconds, "hops": hop_seconds},
+        [timed_pass],
+    )
 
 
 def decode(
@@ -88,12 +92,12 @@ def prefill(
     for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
         prompt_pass = rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill")
         passes.append(forward_pass(spec, device, stack, prompt_pass, formats, layout.pp))
-    part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
+    part_seconds = {name: sum(chunk_pass.parts[name] for chunk_pass in passes) for name in ("kernels", "host", "hops")}
     part_seconds["server"] = stack.first_token if server else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,
-        [timed_pass for one_pass in passes for timed_pass in one_pass.timed_passes],
+        [timed_pass for chunk_pass in passes for timed_pass in chunk_pass.timed_passes],
     )
 
 
@@ -119,7 +123,7 @@ def rank_pass(
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless etp divides them.
+    """Returns the sizes of a rank's pass. Expert-parallel ranks have whole experts, unless etp divides them.
 
     include: optional parts of the model that run; default none.
     """

@@ -51,7 +51,7 @@ class Kernel:
     heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
     padding: query heads that the kernel computes, over those of this rank.
     experts: number of experts of this rank.
-    chance: the chance that a token selects a certain expert.
+    selection_chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
     launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
     frozen: whether its weight has no gradient.
@@ -76,7 +76,7 @@ class Kernel:
     keys: Number = 0
     padding: Number = 1
     experts: Number = 1
-    chance: float = 1.0
+    selection_chance: float = 1.0
     routed_tokens: Number = 1
     launches: tuple[int, int] = (1, 2)
     in_16_bits: bool = False

@@ -179,15 +179,16 @@ class TimeEstimator:
     rank_pass: RankPass
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
+        """Whether the pass is of training, with a backward pass."""
         return self.rank_pass.phase == "training"
 
     @property
     def kernel_wait(self) -> float:
         """The seconds before a kernel starts."""
         generation = self.device.generation
-        gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
-        return max(gap, self.stack.kernel_gap)
+        launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch
+        return max(launch_gap, self.stack.kernel_gap)
 
     def _units_format(self, dtype: str) -> str:
         """Returns the number format whose units run the products of a format."""
@@ -195,14 +196,14 @@ class TimeEstimator:
 
     def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
-        units = self._units_format(dtype)
-        has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        unit_format = self._units_format(dtype)
+        has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
-        if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
+        if self.stack.sums_in_16_bits and self.device.format_of(unit_format) == "bf16":
             efficiency *= self.device.gain_of_16_bit_sums
         if self.device.generation.matrix_units:
             efficiency *= self.stack.product
-        return self.device.product_rate(units, self.trains) * efficiency
+        return self.device.product_rate(unit_format, self.is_training) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis.
@@ -232,10 +233,10 @@ class TimeEstimator:
             kernel
         )
         launched_directions: set[bool] = set()
-        is_in_graph = not (self.trains or self.stack.host_kernel)
+        is_in_graph = not (self.is_training or self.stack.host_kernel)
         launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
         for backward, compute, memory in pass_parts:
-            if backward and not self.trains:
+            if backward and not self.is_training:
                 continue
             wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
@@ -260,7 +261,7 @@ class TimeEstimator:
         """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
-        if not self.trains:
+        if not self.is_training:
             dtype = self._inference_format(kernel)
             yield (
                 False,
@@ -278,25 +279,26 @@ class TimeEstimator:
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
-        output = max(2.0, element)
+        output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
             False,
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
-            device.memory_seconds(element * (weight + m * k) + output * m * n),
+            device.memory_seconds(element * (weight + m * k) + output_bytes * m * n),
         )
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            gradient = backward * self._depth_factor(dtype, n)
-            yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
+            input_gradient = backward * self._depth_factor(dtype, n)
+            yield True, input_gradient, device.memory_seconds(element * (weight + m * n) + output_bytes * m * k)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
+            memory = device.memory_seconds((element + 4.0) * weight + element * m * k + output_bytes * m * n)
+            yield True, backward, memory
 
     _experts_seconds = _product_seconds
 
@@ -328,6 +330,7 @@ class TimeEstimator:
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
 
     def _inference_format(self, kernel: Kernel) -> str:
+        """Returns the number format in which an inference run computes a product."""
         return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
 
     def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
@@ -348,18 +351,18 @@ class TimeEstimator:
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared_experts)
-        return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
+        return kernel.experts * (1 - (1 - kernel.selection_chance) ** tokens)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
-        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
-                cache *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
+                cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute, device.cache_seconds(cache) * idle_factor
+            yield False, compute, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
@@ -372,7 +375,7 @@ class TimeEstimator:
                 yield backward, 0.0, (1 + backward) * memory
             return
         efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
-        efficiency *= device.sustained_share() if self.trains else 1.0
+        efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
@@ -381,11 +384,11 @@ class TimeEstimator:
         for backward in (False, True):
             flops = kernel.padding * flops_of_passes[backward]
             seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
-            yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
+            yield backward, seconds, 0.0 if backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
-        dtype = "bf16" if self.trains else self._inference_format(kernel)
+        dtype = "bf16" if self.is_training else self._inference_format(kernel)
         rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
@@ -394,7 +397,7 @@ class TimeEstimator:
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
-        weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
+        weight = kernel.weight_elements * (2.0 if self.is_training else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
             yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
@@ -447,7 +450,7 @@ class TimeEstimator:
             yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
+        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0))
         yield False, 0.0, memory
         yield True, 0.0, LOSS_BACKWARD * memory
 
@@ -470,13 +473,13 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
             is_cast = message.kind == "all_gather" and self.stack.gathers_casts
-            share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
+            byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
             stride = rank_pass.tp
-            return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
+            return device.message_seconds(message.kind, message.ranks, bytes * byte_share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
-            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies, groups), 1.0)
-            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
+            copy_share = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies, groups), 1.0)
+            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copy_share)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
@@ -491,14 +494,14 @@ def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ON
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.
     """
     n_group, topk_group = groups
-    reachable = maximum(1.0, domains * topk_group / n_group)
-    copies = reachable * (1 - (1 - 1 / reachable) ** top_k)
+    reachable_domains = maximum(1.0, domains * topk_group / n_group)
+    copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
-        extra = n_group / domains - least_groups
+        larger_share = n_group / domains - least_groups
         chances = [_chance_of_copy(count, top_k, groups) for count in (least_groups, least_groups + 1)]
-        chance = (1 - extra) * chances[0] + extra * chances[1]
-        copies = choose(domains < n_group, domains * chance, copies)
+        chance_of_copy = (1 - larger_share) * chances[0] + larger_share * chances[1]
+        copies = choose(domains < n_group, domains * chance_of_copy, copies)
     return minimum(1.0, copies / top_k)
 
 

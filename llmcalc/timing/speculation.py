@@ -43,8 +43,8 @@ class Speculation:
     @property
     def drafts_a_block(self) -> bool:
         """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
-        states = None if self.draft is None else states_of(self.draft)
-        return states is not None and states.start == "embedding"
+        states_reader = None if self.draft is None else states_of(self.draft)
+        return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
         self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, cached_tokens: Number, layout: Layout,

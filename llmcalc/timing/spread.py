@@ -78,8 +78,11 @@ class _Classes(Record):
 
     def widest_bounds(self, phase: str) -> Bounds:
         """Returns the range of what was never tested: it contains the range of each tested class of its phase."""
-        of_phase = [tested for tested in self.classes if tested.phase == phase]
-        return Bounds(low=min(tested.low for tested in of_phase), high=max(tested.high for tested in of_phase))
+        classes_of_phase = [tested_class for tested_class in self.classes if tested_class.phase == phase]
+        return Bounds(
+            low=min(tested_class.low for tested_class in classes_of_phase),
+            high=max(tested_class.high for tested_class in classes_of_phase),
+        )
 
 
 @cache

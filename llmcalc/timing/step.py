@@ -150,9 +150,9 @@ class LayerCosts(NamedTuple):
 
     both_passes, forward_passes: seconds of both passes and of the forward pass, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
-    dense, experts: parameters per kind; of experts, those of all expert ranks.
+    dense_params, expert_params: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
-    adapters: parameters of low-rank adapters per kind; empty if the weights are trained.
+    adapter_params: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -160,20 +160,20 @@ class LayerCosts(NamedTuple):
     forward_passes: list[Number]
     start_seconds: Number
     head_seconds: Number
-    dense: list[Number]
-    experts: list[Number]
+    dense_params: list[Number]
+    expert_params: list[Number]
     end_params: Number
-    adapters: list[Number]
+    adapter_params: list[Number]
 
     def at_index(self, index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
-        def pick(value: Number) -> Number:
-            return value[index] if getattr(value, "ndim", 0) else value
+        def at(amount: Number) -> Number:
+            return amount[index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
-            *(list(map(pick, values)) if isinstance(values, list) else pick(values) for values in self[1:]),
+            *(list(map(at, values)) if isinstance(values, list) else at(values) for values in self[1:]),
         )
 
 
@@ -243,7 +243,7 @@ def rank_layers(
         range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
-        tuple(sum(i in stage for stage in stages[rank::pp] for i in layer_kind.indices) for layer_kind in kinds)
+        tuple(sum(layer in stage for stage in stages[rank::pp] for layer in layer_kind.indices) for layer_kind in kinds)
         for rank in range(pp)
     )
 
@@ -252,17 +252,22 @@ class PipelineRanks(NamedTuple):
     """The layers and the seconds of each pipeline rank.
 
     slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
-    dense, experts: parameters of the rank that has most of each.
+    dense_params, expert_params: parameters of the rank that has most of each.
     layers: layers of a rank, on average.
-    adapters: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
+    adapter_params: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
     slowest_seconds: Number
     mean_seconds: Number
-    dense: Number
-    experts: Number
+    dense_params: Number
+    expert_params: Number
     layers: Number
-    adapters: Number | None = None
+    adapter_params: Number | None = None
+
+    def trained_params(self, ep: Number) -> tuple[Number, Number]:
+        """Returns a rank's trained parameters outside of the experts, and those of its experts."""
+        experts = rank_share(self.expert_params, ep)
+        return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
 
 
 def pipeline_ranks(
@@ -284,10 +289,10 @@ def pipeline_ranks(
     return PipelineRanks(
         reduce(maximum, ranks),
         sum(ranks) / pp,
-        most_on_a_rank(costs.dense) + costs.end_params / min(2, pp),
-        most_on_a_rank(costs.experts),
+        most_on_a_rank(costs.dense_params) + costs.end_params / min(2, pp),
+        most_on_a_rank(costs.expert_params),
         sum(map(sum, layers)) / pp,
-        most_on_a_rank(costs.adapters) if costs.adapters else None,
+        most_on_a_rank(costs.adapter_params) if costs.adapter_params else None,
     )
 
 
@@ -334,7 +339,7 @@ def _step_seconds(
     bubble = idle_seconds + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
-    parameters = ranks.dense + rank_share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
+    parameters = sum(ranks.trained_params(plan.ep))
     update = (
         stack.host_update * updated_params
         if stack.host_update
@@ -353,10 +358,10 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    experts = rank_share(ranks.experts, plan.ep)
-    trained, trained_experts = (ranks.dense, experts) if ranks.adapters is None else (ranks.adapters, 0)
+    experts = rank_share(ranks.expert_params, plan.ep)
+    trained, trained_experts = ranks.trained_params(plan.ep)
     groups = (
-        _group_messages(plan, device, stack, plan.dp * plan.cp, ranks.dense, trained, ranks.layers),
+        _group_messages(plan, device, stack, plan.dp * plan.cp, ranks.dense_params, trained, ranks.layers),
         _group_messages(plan, device, stack, plan.expert_replicas, experts, trained_experts, ranks.layers),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*groups, strict=True))
@@ -452,14 +457,14 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
     for tp in numpy.unique(columns["tp"]):
         is_this_size = columns["tp"] == tp
         sizes_of_runs = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
-        base = replace(plan, tp=int(tp), **sizes_of_runs)
-        priced_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
-        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in priced_names])
-        plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
+        plans_of_tp = replace(plan, tp=int(tp), **sizes_of_runs)
+        size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
+        plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
         costs = layer_costs(timed_pass, stack, plan).at_index(size_index)
         seconds[is_this_size] = _step_seconds(
-            spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
+            spec, device, stack, plans_of_tp, _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)), timed_pass
         ).seconds
     return seconds
 
@@ -468,15 +473,15 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
     import numpy
 
-    pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))
+    pp, vpp = (numpy.broadcast_to(amount, plan_count) for amount in (plan.pp, plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
-    sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
-    for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
-        positions = numpy.flatnonzero(pipeline_index == i)
+    columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
+        positions = numpy.flatnonzero(pipeline_index == pipeline_number)
         ranks = pipeline_ranks(costs.at_index(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
-        for row, value in zip(sums, ranks[: len(sums)], strict=True):
-            row[positions] = value
-    return PipelineRanks(*sums)
+        for column, amount in zip(columns, ranks[: len(columns)], strict=True):
+            column[positions] = amount
+    return PipelineRanks(*columns)
 
 
 def _distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:

@@ -77,17 +77,18 @@ Seconds: TypeAlias = Callable[[float, float], float]
 class StepSeconds:
     """Tables of the seconds of a replica's steps.
 
-    token: (sequences, mean tokens in their caches) → of a step that decodes.
-    added_decoding: the same → of what decoding adds to a step with prompts.
-    prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
-    server: seconds of the server before a first token. tokens: tokens that a decoding step gives each sequence.
+    decoding_seconds: (sequences, mean tokens in their caches) → of a step that decodes.
+    added_decoding_seconds: the same → of what decoding adds to a step with prompts.
+    prompt_seconds: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
+    server_seconds: of the server before a first token.
+    tokens_per_step: tokens that a decoding step gives each sequence.
     """
 
-    token: Seconds
-    added_decoding: Seconds
-    prompt: Seconds
-    server: float
-    tokens: float = 1.0
+    decoding_seconds: Seconds
+    added_decoding_seconds: Seconds
+    prompt_seconds: Seconds
+    server_seconds: float
+    tokens_per_step: float = 1.0
 
     @classmethod
     def tabulated(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
@@ -98,16 +99,16 @@ class StepSeconds:
         usual_prompt = max(1, mean_input)
         context_lengths = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        step = cache(replica.batch_pass)
+        time_batch = cache(replica.batch_pass)
 
         def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_count = max(1.0, prompt_tokens / mean_input)
-            length = max(1, round(prompt_tokens / prompt_count))
-            return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
+            prompt_length = max(1, round(prompt_tokens / prompt_count))
+            return float(replica.prompt_pass(prompt_count, prompt_length, earlier_tokens).seconds)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(step(*sizes).seconds), sequences, context_lengths),
-            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(step(*sizes)), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(time_batch(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(time_batch(*sizes)), sequences, context_lengths),
             _tabulated_seconds(prompt, most_tokens, context_lengths),
             replica.stack.first_token,
             replica.tokens_per_step,
@@ -115,21 +116,24 @@ class StepSeconds:
 
 
 def _tabulated_seconds(
-    exact_seconds: Callable[[int, int], float], most: int, context_lengths: Sequence[int]
+    exact_seconds: Callable[[int, int], float], largest_batch: int, context_lengths: Sequence[int]
 ) -> Seconds:
-    """Returns seconds interpolated between batch sizes (powers of two up to `most`) and context lengths.
+    """Returns seconds interpolated between batch sizes (powers of two up to `largest_batch`) and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
-    sizes = [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
+    sizes = [*(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch), max(1, largest_batch)]
     table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in sizes]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
         row, row_fraction = _index_and_fraction(sizes, batch_size)
         column, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
-        ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
-        return ends[0] + (ends[1] - ends[0]) * row_fraction
+        values_of_rows = [
+            row_values[column] + (row_values[column + 1] - row_values[column]) * column_fraction
+            for row_values in (upper_row, lower_row)
+        ]
+        return values_of_rows[0] + (values_of_rows[1] - values_of_rows[0]) * row_fraction
 
     return seconds
 
@@ -146,16 +150,16 @@ def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float
 class Batch:
     """The requests of one batch on a replica, step by step.
 
-    steps: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
-    step_tokens: most tokens of a step. mixed: whether a step with prompts decodes too.
+    step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
+    step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
     scale: factor of all seconds, 1 by default.
     """
 
-    steps: StepSeconds
+    step_seconds: StepSeconds
     sequences: int
     cache_tokens: int
     step_tokens: int
-    mixed: bool
+    mixes_prompts: bool
     scale: float = 1.0
 
     def serve_requests(
@@ -188,17 +192,17 @@ class Batch:
             context = context_sum / sequence_count if sequence_count else 0.0
             if prompts:
                 finished_prompts, tokens, mean_context = self._take_prompts(
-                    prompts, sequence_count if self.mixed else 0
+                    prompts, sequence_count if self.mixes_prompts else 0
                 )
-                time_now += self.scale * self.steps.prompt(tokens, mean_context)
-                if self.mixed and sequence_count:
-                    time_now += self.scale * self.steps.added_decoding(sequence_count, context)
+                time_now += self.scale * self.step_seconds.prompt_seconds(tokens, mean_context)
+                if self.mixes_prompts and sequence_count:
+                    time_now += self.scale * self.step_seconds.added_decoding_seconds(sequence_count, context)
                     steps_done += 1
-                    context_sum += sequence_count * self.steps.tokens
+                    context_sum += sequence_count * self.step_seconds.tokens_per_step
                 for index in finished_prompts:
-                    first_token_times[index] = time_now + self.steps.server * self.scale
+                    first_token_times[index] = time_now + self.step_seconds.server_seconds * self.scale
                     if requests[index].output > 1:
-                        heapq.heappush(decoding, (steps_done + self._further_steps(requests[index]), index))
+                        heapq.heappush(decoding, (steps_done + self._steps_after_first_token(requests[index]), index))
                         context_sum += requests[index].input + 1
                     else:
                         ends[index] = first_token_times[index]
@@ -213,17 +217,19 @@ class Batch:
                     context,
                     reserved_tokens,
                 )
-                mean_context = context + equal_steps * self.steps.tokens / 2
-                time_now += equal_steps * self.scale * self.steps.token(sequence_count, mean_context)
+                mean_context = context + equal_steps * self.step_seconds.tokens_per_step / 2
+                time_now += equal_steps * self.scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 steps_done += equal_steps
-                context_sum += equal_steps * sequence_count * self.steps.tokens
+                context_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
                 _, index = heapq.heappop(decoding)
                 request = requests[index]
                 ends[index] = max(time_now, first_token_times[index])
-                context_sum -= request.input + 1 + self._further_steps(request) * self.steps.tokens
+                context_sum -= (
+                    request.input + 1 + self._steps_after_first_token(request) * self.step_seconds.tokens_per_step
+                )
                 reserved_tokens -= request.input + request.output
         return [
             ServedRequest(
@@ -234,24 +240,24 @@ class Batch:
             for i, request in enumerate(requests)
         ]
 
-    def _further_steps(self, request: TracedRequest) -> int:
+    def _steps_after_first_token(self, request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
-        return math.ceil((request.output - 1) / self.steps.tokens)
+        return math.ceil((request.output - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
         decoding: sequences that decode in the step.
         """
-        budget = max(1, self.step_tokens - decoding)
+        token_budget = max(1, self.step_tokens - decoding)
         finished_prompts, tokens, context_sum = [], 0, 0.0
-        while prompts and tokens < budget:
-            head = prompts[0]
-            taken_tokens = min(head[2], budget - tokens)
-            context_sum += taken_tokens * head[1]
+        while prompts and tokens < token_budget:
+            first_prompt = prompts[0]
+            taken_tokens = min(first_prompt[2], token_budget - tokens)
+            context_sum += taken_tokens * first_prompt[1]
             tokens += taken_tokens
-            head[1], head[2] = head[1] + taken_tokens, head[2] - taken_tokens
-            if not head[2]:
+            first_prompt[1], first_prompt[2] = first_prompt[1] + taken_tokens, first_prompt[2] - taken_tokens
+            if not first_prompt[2]:
                 finished_prompts.append(prompts.popleft()[0])
         return finished_prompts, tokens, context_sum / tokens
 
@@ -271,7 +277,7 @@ class Batch:
         request = requests[next_request]
         if sequence_count >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
             return most_steps
-        step_seconds = self.scale * self.steps.token(sequence_count, cached_tokens)
+        step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
         return max(1, min(most_steps, int((request.arrival - time_now) / step_seconds) + 1))
 
 

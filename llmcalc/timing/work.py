@@ -103,8 +103,8 @@ class WorkRecorder(Placements):
         for scope in self.scopes.values():
             if scope.output is not None and scope.about.get("kind") == "layer":
                 self._count_reader(scope.output)
-        self.run(program)
-        self._record_group()
+        self.run_program(program)
+        self._record_elementwise_group()
         self._record_loss(program)
         return self.work
 
@@ -137,10 +137,10 @@ class WorkRecorder(Placements):
             if not isinstance(item, Alternatives):
                 yield item
                 continue
-            form = self.full_run.execution.form(item.branches, self.full_run.workload)
-            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
-                form = "absorbed"
-            default_output, chosen_items = next(iter(item.branches.values())).output, item.branches[form]
+            branch_name = self.full_run.execution.form(item.branches, self.full_run.workload)
+            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects_keys(item.branches["absorbed"]):
+                branch_name = "absorbed"
+            default_output, chosen_items = next(iter(item.branches.values())).output, item.branches[branch_name]
             if (
                 chosen_items.output is not None
                 and default_output is not None
@@ -170,10 +170,10 @@ class WorkRecorder(Placements):
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
-        about = {} if scope is None else scope.about
-        self.shares_parameters = shares_parameters or about.get("role") == "shared"
-        if about.get("kind") == "layer":
-            self._run_layer(about, items, path, repeats)
+        attributes = {} if scope is None else scope.about
+        self.shares_parameters = shares_parameters or attributes.get("role") == "shared"
+        if attributes.get("kind") == "layer":
+            self._run_layer(attributes, items, path, repeats)
         else:
             self._run_scope(items, path, repeats)
         self.shares_parameters = shares_parameters
@@ -186,14 +186,14 @@ class WorkRecorder(Placements):
                 node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
 
-    def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
-        self._record_group()
-        indices = about.get("indices")
-        layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
+    def _run_layer(self, attributes: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
+        self._record_elementwise_group()
+        indices = attributes.get("indices")
+        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
-        self._record_group()
+        self._record_elementwise_group()
         self.layer, self.layers = AFTER, 1
 
     def _run_step(self, step: Step) -> None:
@@ -213,15 +213,15 @@ class WorkRecorder(Placements):
                 and not self.rank_pass.fused
                 and self.has_gradient
             ):
-                self._record_group()
+                self._record_elementwise_group()
                 self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(step.outs[0]),) * 2)
             return
         lowering = getattr(self, f"_lower_{step.verb}", None)
         if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
             if step.outs and not step.outs[0].fixed and not self._is_inside_attention(step):
-                self._add_to_group(step)  # masks and angles are computed once per pass, or inside kernels
+                self._add_elementwise_step(step)  # masks and angles are computed once per pass, or inside kernels
             return
-        self._record_group()
+        self._record_elementwise_group()
         (lowering or self._add_operation)(step)
 
     def _is_inside_attention(self, step: Step) -> bool:
@@ -236,10 +236,10 @@ class WorkRecorder(Placements):
         if step.op is None:
             return
         if "params" in step.op.effects and not self.shares_parameters and step.about.get("role") != "shared":
-            self._count_parameters(step.op.params(), self._times(), step.verb == "experts")
+            self._count_parameters(step.op.params(), self._runs_per_layer(), step.verb == "experts")
         if "cache_bits" in step.op.effects:
             elements = step.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
-            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
+            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._runs_per_layer()
             self.cache_reads[step.name] = self.cache_reads[self.where] = elements
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
@@ -262,7 +262,7 @@ class WorkRecorder(Placements):
         super()._add_message(collective, value, group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
-        self._record_group()
+        self._record_elementwise_group()
         message = self.messages[-1]
         if message.backward and self.rank_pass.phase != "training":
             return
@@ -284,10 +284,10 @@ class WorkRecorder(Placements):
         if backward or replicas == 1:
             return
         assert isinstance(routed.rows, Routed)
-        self._record_group()
+        self._record_elementwise_group()
         bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
         kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
-        message = Collective(self.where, kind, "ep", replicas, False, bytes, self._times())
+        message = Collective(self.where, kind, "ep", replicas, False, bytes, self._runs_per_layer())
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
@@ -305,7 +305,7 @@ class WorkRecorder(Placements):
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
-    def _times(self) -> Number:
+    def _runs_per_layer(self) -> Number:
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
@@ -325,7 +325,7 @@ class WorkRecorder(Placements):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def _add_kernel(self, kernel_kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._times(), verb, **sizes)
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **sizes)
         self.work.kernels.append(kernel)
         return kernel
 
@@ -387,7 +387,7 @@ class WorkRecorder(Placements):
                 flops=(flops, 2 * flops),
             )
         self._add_kernel("adapter", "adapter", m=rows, n=outputs, k=width, launches=(0, 0))
-        adapter_params = rank * (width + outputs) * self._times()
+        adapter_params = rank * (width + outputs) * self._runs_per_layer()
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
@@ -444,33 +444,35 @@ class WorkRecorder(Placements):
             launches=(0, 0) if self._shares_input(x) else (1, 2),
             frozen=self.rank_pass.adapters is not None,
             experts=rank_share(experts, ep),
-            chance=min(1.0, top_k / experts),
+            selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(rows * ep, top_k),
         )
         if step.options["bias"] and self.where.endswith("down_proj"):
             self._add_kernel("expert-bias", "expert_bias", m=rows, n=y.width, launches=(0, 0))
 
     def _lower_attention(self, step: Step) -> None:
-        op, ranks, run = step.op, self.rank_pass.cp, self.full_run
+        op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        keys = run.available_rows(op.rows if op.keys is None else op.keys)
+        keys = run_config.available_rows(op.rows if op.keys is None else op.keys)
         limits = [
             limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
         ]
         cache_name = step.options.get("cache") or ""
         module = self.where.rpartition(".")[0]
         cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
-        if run.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
-            cache_elements = run.batch * exact_div(cache_elements, run.batch * keys) * op.pairs(run)
+        if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
+            cache_elements = (
+                run_config.batch * exact_div(cache_elements, run_config.batch * keys) * op.pairs(run_config)
+            )
         for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
             if step.options.get(option):
                 self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",
             "attention",
-            flops=(rank_share(op.forward_flops(run), ranks), rank_share(op.backward_flops(run), ranks)),
+            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(op.backward_flops(run_config), ranks)),
             cache_elements=cache_elements if self._reads_cache else 0,
-            m=rank_share(run.rows(op.rows), ranks),
+            m=rank_share(run_config.rows(op.rows), ranks),
             n=keys,
             k=op.v_dim,
             heads=op.heads,
@@ -482,26 +484,29 @@ class WorkRecorder(Placements):
 
     @property
     def _reads_cache(self) -> bool:
-        run = self.full_run
-        return run.phase == "decode" or not is_zero(run.workload.context)
+        """Whether attention reads tokens from the cache."""
+        run_config = self.full_run
+        return run_config.phase == "decode" or not is_zero(run_config.workload.context)
 
     def _lower_scores(self, step: Step) -> None:
         """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
-        op, ranks, run = step.op, self.rank_pass.cp, self.full_run
+        op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        pairs = run.batch * op.pairs(run)
-        backward = op.backward_flops(run) if self.has_gradient else 0
-        attends = self.rank_pass.fused and op.v_dim == op.qk_dim
+        pairs = run_config.batch * op.pairs(run_config)
+        backward = op.backward_flops(run_config) if self.has_gradient else 0
+        is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
         moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
+        keys = (
+            exact_div(pairs, run_config.batch) if run_config.phase == "decode" else run_config.available_rows(op.rows)
+        )
         self._add_kernel(
-            "attention" if attends else "scores",
+            "attention" if is_fused_attention else "scores",
             "scores",
-            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward, ranks)),
-            moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
+            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward, ranks)),
+            moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
-            m=rank_share(run.rows(op.rows), ranks),
+            m=rank_share(run_config.rows(op.rows), ranks),
             n=keys,
             k=op.qk_dim,
             heads=op.heads,
@@ -526,6 +531,7 @@ class WorkRecorder(Placements):
             self._add_kernel("state", "state", cache_elements=rank_share(bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, step: Step) -> None:
+        """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""
         op = step.op
         assert op is not None
         moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
@@ -542,14 +548,15 @@ class WorkRecorder(Placements):
             launches=(2, 4),
         )
 
-    def _add_to_group(self, step: Step) -> None:
+    def _add_elementwise_step(self, step: Step) -> None:
+        """Adds an element-wise step to the group of steps that fused software runs as one kernel."""
         if not self.group:
             self.group_position = self.where, self.repeats
         self.group.append(step)
         if not self.rank_pass.fused:
-            self._record_group()
+            self._record_elementwise_group()
 
-    def _record_group(self) -> None:
+    def _record_elementwise_group(self) -> None:
         """Records a group of element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
@@ -606,10 +613,11 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     return recorder.record(shared_rank_program(spec, program_layout))
 
 
-def _selects(branch: Scope) -> bool:
+def _selects_keys(branch: Scope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(isinstance(item, Step) and getattr(item.op, "selected", None) is not None for item in branch.items)
 
 
 def _with_measured_group(ranks: Number) -> int:
+    """Returns the group size with which messages are recorded, before the pass's own size replaces it."""
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

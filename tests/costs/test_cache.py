@@ -29,7 +29,7 @@ from tests.samples import in_one_test
 
 
 def if_(cache: CacheSize) -> dict[str, int]:
-    return {found.what.key: found.cache.bytes for found in cache.what_if}
+    return {found.model_change.key: found.cache.bytes for found in cache.what_if}
 
 
 # Hand arithmetic
@@ -84,8 +84,8 @@ def test_an_encoder_decoder_keeps_its_source_too() -> None:
     assert told.by_layer_kind == {"full_attention": own * 5, "cross_attention": crossing * 30}
     assert told.growth_per_token == own  # the source has been read
     assert told.bytes_per_token == kv(spec, seq=5).bytes_per_token == own + crossing  # in encoder and decoder
-    assert told.after(1024).bytes == own * 1024 + crossing * 30
-    assert kv(spec, seq=5).after(1024).bytes == (own + crossing) * 1024
+    assert told.size_after(1024).bytes == own * 1024 + crossing * 30
+    assert kv(spec, seq=5).size_after(1024).bytes == (own + crossing) * 1024
     assert if_(told) == {"mha": 2 * own * 5 + crossing * 30, "mqa": (own * 5 + crossing * 30) // 2}
 
 
@@ -177,7 +177,7 @@ def test_a_what_if_is_the_model_written_out(name: str) -> None:
     assert found[name] == would_be
     cache = kv(is_, batch=2, seq=10)
     assert if_(cache)[name] == kv(would_be, batch=2, seq=10).bytes
-    assert {w.what.key: w.ratio for w in cache.what_if}[name] == pytest.approx(
+    assert {w.model_change.key: w.ratio for w in cache.what_if}[name] == pytest.approx(
         heads / 4 * (10 / 4 if name == "no_windows" else 1)
     )
 

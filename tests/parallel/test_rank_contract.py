@@ -78,7 +78,7 @@ def check(spec: ModelSpec, layout: Layout) -> None:
         assert {part.path for part in parts_of} == {whole.path}
         _check_step(whole, [part.step for part in parts_of], copies)
     for sequence_parallel in (False, True):
-        Placements(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run(first)
+        Placements(replace(layout, sequence_parallel=sequence_parallel), SIGHT).run_program(first)
 
 
 def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:

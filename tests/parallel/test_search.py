@@ -77,7 +77,8 @@ def test_sizes_that_are_given_are_tried() -> None:
     assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).possible} == {1, 2, 4, 8}
     assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible} == {2}
     assert {
-        layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), node=8).possible
+        layout.tp
+        for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), devices_per_node=8).possible
     } == {16}
     odd = search(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
     assert (odd.possible, set(odd.refused)) == ([], {SEQUENCE})

@@ -42,7 +42,7 @@ def budget(tmp_path: Path) -> Path:
 
 def test_every_key_is_what_its_command_counts(budget: Path) -> None:
     checks = check_budget(read_budget(budget), budget.parent)
-    measured = {(check.target, check.key, check.on): check.measured for check in checks}
+    measured = {(check.target, check.key, check.accelerator): check.measured for check in checks}
     llama = llmcalc.load("llama3-8b")
     assert measured["llama3-8b", "params", ""] == llmcalc.params(llama).total
     assert measured["llama3-8b", "active", ""] == llmcalc.params(llama).active
@@ -52,7 +52,7 @@ def test_every_key_is_what_its_command_counts(budget: Path) -> None:
     served = llmcalc.memory(llama, seq=8192, quantize="q4_k_m").device
     assert measured["llama3-8b", "memory", ""] == served.device_bytes
     assert measured["llama3-8b", "fits", "t4"] == llmcalc.memory(llama, hardware="t4").device.device_bytes
-    assert {(check.target, check.on) for check in checks if not check.ok} == {
+    assert {(check.target, check.accelerator) for check in checks if not check.ok} == {
         ("llama3-8b", "t4"),
         ("deepseek-v3", "h200"),
     }

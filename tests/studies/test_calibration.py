@@ -67,8 +67,8 @@ def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
 def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
     fit = measured_with(UNCHANGED, noise)
-    assert fit.refused or fit.cautious
-    assert all(0.99 < factor < 1.01 for factor in astuple(fit.factors))
+    assert "fits of the other runs" in fit.refused
+    assert fit.factors == UNCHANGED
 
 
 def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
@@ -77,34 +77,22 @@ def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
     assert fit.factors == UNCHANGED
 
 
-def test_runs_without_a_common_direction_are_left_alone() -> None:
-    fit = measured_with(UNCHANGED, [1.2, 1 / 1.2, 1.1, 1 / 1.1, 1.3, 1 / 1.3, 1.15, 1 / 1.15, 1.0])
-    assert "without a common direction" in fit.refused
+def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
+    """Runs that take 20 % longer on average and differ little go further than those that differ by 9 %."""
+    noise = (0.09, -0.09, 0.08, -0.08, 0.1, -0.1, 0.09, -0.09, 0.0)
+    steps = []
+    for spread in (0.0, 0.5, 1.0):
+        fit = measured_with(UNCHANGED, [math.exp(0.2 + spread * error) for error in noise])
+        assert fit.refused == ""
+        steps.append(math.log(fit.factors.memory) / 0.2)
+    assert steps[0] > 0.98 > steps[1] > steps[2] + 0.1 > 0.7
+
+
+def test_a_fit_that_few_far_runs_decide_is_refused() -> None:
+    """The error of two of nine runs falls to nothing by a fit, and that of the seven others rises."""
+    fit = measured_with(UNCHANGED, [1.06, 1 / 1.06, 1.06, 1 / 1.06, 1.06, 1 / 1.06, 1 / 1.06, 1.7, 1.7])
+    assert "fits of the other runs" in fit.refused
     assert fit.factors == UNCHANGED
-
-
-def test_a_sure_fit_estimates_most_left_out_runs_better() -> None:
-    """Where the mean and the median fall because of few far runs, and most are estimated worse, a fit is not sure."""
-    errors = [0.3, 0.2, 0.2, 0.2, 0.2]
-    assert calibration._power([0.05] * 5, errors) == 1
-    assert calibration._power([0.14] * 5, errors) == 0.5  # it leaves two thirds of the error
-    assert calibration._power([0.0, 0.01, 0.02, 0.02, 0.3], errors) == 1
-    assert calibration._power([0.0, 0.01, 0.21, 0.21, 0.21], errors) == 0
-    assert calibration._power([0.18] * 5, errors) == 0.25
-    assert calibration._power([0.21] * 5, errors) == 0
-
-
-def test_a_fit_that_is_not_sure_keeps_every_factor_near_1() -> None:
-    """Runs that take 4 % longer on average and differ by more."""
-    noise = (0.13, -0.07, 0.07, -0.02, 0.13, -0.06, 0.19, -0.1, 0.11)
-    runs = [
-        MeasuredRun(str(i), seconds(UNCHANGED) * math.exp(error), seconds)
-        for i, (seconds, error) in enumerate(zip(PRICERS, noise, strict=True))
-    ]
-    fit, whole = calibrate(runs), calibration.minimize(calibration.LinearizedRuns(runs), calibration.AS_ONE)
-    assert (fit.refused, fit.cautious) == ("", True)
-    assert 1 < fit.factors.memory < whole.memory
-    assert all(0.98 < factor < 1.02 for factor in astuple(fit.factors))
 
 
 def test_factors_change_what_they_name() -> None:
@@ -149,7 +137,7 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
         calibration, "minimize", lambda linear, *rest: fits.append(len(linear.parts)) or minimize(linear, *rest)
     )
     together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
-    assert fits == [6] * 3 * (len(calibration.PENALTIES + calibration.LOOSE_PENALTIES) + 1) + [len(PRICERS)] * 2
+    assert fits == [6] * 3 * len(calibration.PENALTIES + calibration.LOOSE_PENALTIES) + [len(PRICERS)]
     assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
     assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
     assert together.refused == alone.refused == ""
@@ -228,15 +216,6 @@ def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:
     assert any(note.startswith("not calibrated: ") for note in document["notes"])
 
 
-def test_runs_that_agree_on_no_correction_are_said_to(run: Any, rows: Any) -> None:
-    estimate = answer(run, *TIME)["seconds"]["estimate"]
-    ratios = (1.14, 0.93, 1.07, 0.98, 1.14, 0.94, 1.2, 0.9, 1.12)
-    file = rows("users,seq,seconds\n" + "".join(f",,{ratio * estimate!r}\n" for ratio in ratios))
-    document = answer(run, *TIME, "--calibrate", file)
-    assert document["seconds"]["estimate"] == pytest.approx(estimate, rel=0.02)
-    assert any("agree on no correction" in note for note in document["notes"])
-
-
 FILES: dict[str, tuple[str, str]] = {
     "an unknown column": ("usres,seconds\n1,1s\n", "column 'usres' is no option of time"),
     "no seconds": ("users,seq\n1,2\n", "the column 'seconds' is missing"),
@@ -277,9 +256,9 @@ TOO_SLOW = {"serve_sgl_cookbook"}
 
 
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
-    """What was reached, over all sources: six in ten used fits help (seven in ten of 160 others), most of them little.
+    """What was reached, over all sources: most used fits lower the error of the other half, and by much.
 
-    Sources without a bias are left alone, as four factors cannot be their cause. `pytest -s` prints every source.
+    Sources that err too little or too unevenly are left alone. `pytest -s` prints every source.
     """
     ratios: dict[str, float] = {}
     refused: set[str] = set()
@@ -302,7 +281,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     print(f"{len(ratios)} sources: {sum(ratio < 1 for ratio in fitted)} lower, {len(refused)} refused")
     assert len(ratios) >= 20
     assert {ratios[name] for name in refused} == {1.0}
-    assert len(fitted) >= 25
-    assert mean(ratio < 1 for ratio in fitted) >= 0.55
-    assert mean(fitted) < 0.95
-    assert sum(ratio > 1.1 for ratio in fitted) <= 3
+    assert len(fitted) >= 8
+    assert mean(ratio < 1 for ratio in fitted) >= 0.85
+    assert mean(fitted) < 0.7
+    assert max(fitted) < 1.1

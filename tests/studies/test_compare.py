@@ -48,7 +48,7 @@ def test_llama3_8b_by_hand() -> None:
 def test_a_tied_vocabulary_counts_once() -> None:
     q = quantities(llmcalc.load("gpt2").model)
     assert q.vocabulary_parameters == 50257 * 768
-    assert q.longest == 1024
+    assert q.context_length == 1024
 
 
 def test_an_output_map_behind_a_transform_is_of_the_vocabulary() -> None:

@@ -112,7 +112,7 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
             lambda *_: 1,
             lambda *_: 50,
             EstimateErrors(0.1),
-            least=lambda layout, *_: 100 if layout.pp == 1 else 0,
+            least_bytes=lambda layout, *_: 100 if layout.pp == 1 else 0,
             budget=Budget(units),
         ).plan(9)
 
@@ -155,7 +155,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
             lambda *_: 1,
             lambda layout, *_: sizes[layout.pp],
             EstimateErrors(0.1),
-            least=lambda layout, *_: sizes[layout.pp] - 5,
+            least_bytes=lambda layout, *_: sizes[layout.pp] - 5,
         ).plan(2, "if none fits")
 
     plan_of_layouts = planned(65)

@@ -94,16 +94,16 @@ def test_uneven_requests_and_arrivals_wait_longer() -> None:
 
 
 CONSTANT = StepSeconds(
-    token=lambda sequences, context: 1.0,
-    added_decoding=lambda sequences, context: 0.25,
-    prompt=lambda tokens, before: tokens / 100,
-    server=0.0,
+    decoding_seconds=lambda sequences, context: 1.0,
+    added_decoding_seconds=lambda sequences, context: 0.25,
+    prompt_seconds=lambda tokens, before: tokens / 100,
+    server_seconds=0.0,
 )
 """A token takes a second, a token of a prompt 10 ms, and decoding beside a prompt a quarter of a second."""
 
 
 def test_steps_by_hand() -> None:
-    batch = Batch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixed=True)
+    batch = Batch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixes_prompts=True)
     first, second = batch.serve_requests([TracedRequest(0.0, 100, 5), TracedRequest(2.5, 150, 2)])
     # 0 to 1: the prompt; 1 to 3: two tokens; 3 to 4.24: 99 tokens of the other prompt; 4.24 to 5: 51 of it
     assert first.ttft == 1.0

@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from ... import ops
 from ...algebra import Number
-from ...flow.axis import Axis, JoinedShapes
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.with_past import WithPast
@@ -178,7 +178,7 @@ class MLA(TokenMixer):
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
-    def flow(self, recorder: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
@@ -241,7 +241,7 @@ class MLA(TokenMixer):
         for gate_part in gate:
             y = recorder.mul(y, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
         recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
+        return recorder.linear("o_proj", y, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns latents and the keys' shared rotary part, of new and cached tokens."""
@@ -380,7 +380,11 @@ def _reference_class() -> type[nn.Module]:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
-            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
+            self.o_proj = nn.Linear(
+                heads * spec.v_head_dim,
+                model_properties.output_size or hidden,
+                bias=spec.attention_bias or spec.o_bias,
+            )
             self.core = softmax_core_class()()
             if not spec.kv_shared:
                 self.cache = cache_class()(spec.sliding_window)

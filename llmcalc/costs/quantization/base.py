@@ -241,5 +241,5 @@ def quantized_size(
     tower_sites = ((site, plain_parts(site.tensor.size, dtype)) for site in towers)
     for site, stored_parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
         parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + stored_parts * site.times
-    total = sum(parts_by_component.values(), NOTHING)
-    return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, parts_by_component)
+    total_parts = sum(parts_by_component.values(), NOTHING)
+    return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total_parts, parts_by_component)

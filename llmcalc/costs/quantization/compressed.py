@@ -39,24 +39,24 @@ def compressed_tensors(fields: Fields) -> Scheme:
     fields.ignore("version", "provider")
     sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
-        raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
+        raise fields.value_error("sparsity_config", sparsity, "none, or the format dense")
     model_format = fields.get("format")
-    groups_table = fields.table("config_groups")
+    groups_table = fields.get_table("config_groups")
     if groups_table is None or not groups_table.data:
-        raise fields.wrong("config_groups", None, "a table of groups")
+        raise fields.value_error("config_groups", None, "a table of groups")
     groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
-    labels = []
-    for _, table in groups_table.tables("how a group of modules is quantised"):
+    format_labels = []
+    for _, table in groups_table.get_tables("how a group of modules is quantised"):
         targets, storage_format, label = _read_group(table, model_format)
         for rank, is_target in enumerate(TARGETS):
             names = [name for name in targets if is_target(name)]
             if names:
                 modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
                 groups_by_rank[rank].append(Group(storage_format, modules))
-        labels.append(label)
+        format_labels.append(label)
     groups = [group for rank_groups in groups_by_rank.values() for group in rank_groups]
     excluded_modules = ModuleList(
-        fields.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+        fields.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
     remarks = []
     if any(isinstance(group.format, PackedInt | WholeInt) for group in groups):
@@ -66,7 +66,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
     if fields.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
-        "+".join(dict.fromkeys(labels)),
+        "+".join(dict.fromkeys(format_labels)),
         "compressed-tensors",
         tuple(remarks),
         tuple(groups),
@@ -86,15 +86,15 @@ TARGETS: tuple[Callable[[str], bool], ...] = (
 
 def _read_group(fields: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
     """Returns the targets of a group, their storage format, and the format's label."""
-    fields.must("output_activations", None)
-    targets = fields.texts("targets")
-    weights, inputs = fields.table("weights"), fields.table("input_activations")
+    fields.check_field("output_activations", None)
+    targets = fields.get_strings("targets")
+    weights, inputs = fields.get_table("weights"), fields.get_table("input_activations")
     layout = fields.get("format") or model_format
-    fields.all_read()
+    fields.check_all_read()
     if weights is None:
-        raise fields.wrong("weights", None, "how weights are quantised")
+        raise fields.value_error("weights", None, "how weights are quantised")
     if not targets:
-        raise fields.wrong("targets", targets, "module names or Linear")
+        raise fields.value_error("targets", targets, "module names or Linear")
     return (targets, *_storage_format(weights, layout, _static_scales(inputs)))
 
 
@@ -104,11 +104,11 @@ def _static_scales(inputs: Fields | None) -> Static:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
     dynamic, strategy, symmetric = inputs.get("dynamic", False), inputs.get("strategy"), inputs.get("symmetric", True)
-    inputs.all_read()
-    inputs.one_of("dynamic", dynamic, True, False, "local")
-    inputs.one_of("symmetric", symmetric, True, False)
+    inputs.check_all_read()
+    inputs.check_choice("dynamic", dynamic, True, False, "local")
+    inputs.check_choice("symmetric", symmetric, True, False)
     if dynamic is False:
-        inputs.one_of("strategy", strategy, "tensor", None)
+        inputs.check_choice("strategy", strategy, "tensor", None)
     return Static() if dynamic is True else Static(1, 0 if symmetric else 1)
 
 
@@ -135,21 +135,21 @@ class _Weights(NamedTuple):
 def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     weight_fields.ignore(*ARGUMENTS)
-    weight_fields.must("dynamic", False, None)
+    weight_fields.check_field("dynamic", False, None)
     kind = weight_fields.get("type", "int")
     bits = weight_fields.get("num_bits")
-    group = weight_fields.group("group_size")
+    group = weight_fields.get_group_size("group_size")
     symmetric = weight_fields.get("symmetric", True)
     strategy = weight_fields.get("strategy") or ("tensor" if group is None else "group")
-    blocks = weight_fields.pair("block_structure")
-    weight_fields.all_read()
-    weight_fields.one_of("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
-    weight_fields.one_of("symmetric", symmetric, True, False)
-    weight_fields.one_of("type", kind, "int", "float")
+    blocks = weight_fields.get_integer_pair("block_structure")
+    weight_fields.check_all_read()
+    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
+    weight_fields.check_choice("symmetric", symmetric, True, False)
+    weight_fields.check_choice("type", kind, "int", "float")
     if strategy in ("group", "tensor_group") and group is None:
-        raise weight_fields.wrong("group_size", group, "a positive whole number for that strategy")
+        raise weight_fields.value_error("group_size", group, "a positive whole number for that strategy")
     if not isinstance(layout, str) or layout not in FORMATS:
-        raise weight_fields.wrong("format", layout, "one of " + ", ".join(FORMATS))
+        raise weight_fields.value_error("format", layout, "one of " + ", ".join(FORMATS))
     return _Weights(weight_fields, layout, kind, bits, group, blocks, strategy, symmetric)
 
 
@@ -162,38 +162,38 @@ def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearF
 
 
 def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
-    weights.fields.one_of("symmetric", weights.symmetric, True)
+    weights.fields.check_choice("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
             return FP4(weights.group or 16, 1, static.scales), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group or 32, 0), "mxfp4-linear"
     expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
-    raise weights.fields.wrong("format", weights.layout, expected_formats)
+    raise weights.fields.value_error("format", weights.layout, expected_formats)
 
 
 def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
-    weight_fields.one_of("num_bits", weights.bits, 8)
-    weight_fields.one_of("symmetric", weights.symmetric, True)
-    weight_fields.one_of("strategy", strategy, "tensor", "channel", "block", "group")
+    weight_fields.check_choice("num_bits", weights.bits, 8)
+    weight_fields.check_choice("symmetric", weights.symmetric, True)
+    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "block", "group")
     scale_extent: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group":
         scale_extent = (1, weights.group or 32)
     if strategy == "block":
         if weights.blocks is None:
-            raise weight_fields.wrong("block_structure", weights.blocks, "two positive whole numbers")
+            raise weight_fields.value_error("block_structure", weights.blocks, "two positive whole numbers")
         scale_extent = weights.blocks
     if microscaling:
-        weight_fields.one_of("strategy", strategy, "group")
+        weight_fields.check_choice("strategy", strategy, "group")
     return FP8(scale_extent, 1 if microscaling else None, static.scales, static.zeros), "fp8"
 
 
 def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
-    weight_fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    weight_fields.one_of("strategy", strategy, "tensor", "channel", "group")
+    weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group")
     group = weights.group if strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
     packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
@@ -203,8 +203,8 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
 def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
     bits, strategy = weights.bits, weights.strategy
-    weights.fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    weights.fields.one_of("strategy", strategy, "channel", "tensor", "group")
+    weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    weights.fields.check_choice("strategy", strategy, "channel", "tensor", "group")
     scale_extent: int | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group" and weights.group is not None:
         scale_extent = weights.group

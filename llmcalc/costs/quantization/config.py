@@ -57,7 +57,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     scheme_fields = Fields(table, f"quantization_config of {method}")
     try:
         scheme = METHODS[method](scheme_fields)
-        scheme_fields.all_read()
+        scheme_fields.check_all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(scheme, MLXScheme):
@@ -89,14 +89,14 @@ def _read_fp8(fields: Fields) -> Scheme:
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
     """
     fields.ignore("fmt", "dequantize", "act_per_tensor")
-    block, scheme = fields.pair("weight_block_size"), fields.get("activation_scheme", "dynamic")
+    block, scheme = fields.get_integer_pair("weight_block_size"), fields.get("activation_scheme", "dynamic")
     scale, experts = fields.get("scale_fmt", "float"), fields.get("expert_dtype", "fp8")
-    fields.one_of("activation_scheme", scheme, "dynamic", "static")
-    fields.one_of("scale_fmt", scale, "float", "ue8m0", None)
-    fields.one_of("expert_dtype", experts, "fp8", "fp4")
-    fields.must("modules_to_convert", None)
-    fields.must("weight_per_tensor", False, None, *(() if block else (True,)))
-    listed_layers = fields.table("quantized_layers")
+    fields.check_choice("activation_scheme", scheme, "dynamic", "static")
+    fields.check_choice("scale_fmt", scale, "float", "ue8m0", None)
+    fields.check_choice("expert_dtype", experts, "fp8", "fp4")
+    fields.check_field("modules_to_convert", None)
+    fields.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
+    listed_layers = fields.get_table("quantized_layers")
     unconverted_groups: tuple[Group, ...] = ()
     if listed_layers is not None:
         fields.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
@@ -129,26 +129,26 @@ def _ignore_exporter(fields: Fields) -> None:
     """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
     if "autoround_version" in fields.data or "provider" in fields.data:
         libraries.ignore_settings_of_auto_round(fields)
-        fields.must("data_type", "int", default="int")
+        fields.check_field("data_type", "int", default="int")
 
 
 def _read_awq(fields: Fields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_exporter(fields)
-    fields.must("bits", 4, default=4)
-    fields.must("w_bit", 4, default=4)
-    fields.must("zero_point", True, default=True)
-    fields.must("modules_in_block_to_quantize", None)
-    layout = fields.lower("version", fields.get("format", "gemm"))
-    fields.one_of("version", layout, "gemm")
-    group = fields.group("group_size", 128)
+    fields.check_field("bits", 4, default=4)
+    fields.check_field("w_bit", 4, default=4)
+    fields.check_field("zero_point", True, default=True)
+    fields.check_field("modules_in_block_to_quantize", None)
+    layout = fields.get_lowercase("version", fields.get("format", "gemm"))
+    fields.check_choice("version", layout, "gemm")
+    group = fields.get_group_size("group_size", 128)
     return LinearScheme(
         f"awq-int4{_group_suffix(group)}",
         named.AWQ_SOURCE,
         (),
         (Group(AWQ(group)),),
-        excluded=ModuleList(fields.texts("modules_to_not_convert"), "awq"),
+        excluded=ModuleList(fields.get_strings("modules_to_not_convert"), "awq"),
     )
 
 
@@ -160,15 +160,15 @@ def _read_gptq(fields: Fields) -> Scheme:
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
     _ignore_exporter(fields)
-    fields.must("method", "gptq", default="gptq")
-    fields.one_of(
-        "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
+    fields.check_field("method", "gptq", default="gptq")
+    fields.check_choice(
+        "checkpoint_format", fields.get_lowercase("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
     )
-    fields.must("is_marlin_format", False, None)
-    bits, group = fields.get("bits"), fields.group("group_size", 128)
-    fields.one_of("bits", bits, 2, 3, 4, 8)
-    head = fields.get("lm_head", False)
-    fields.one_of("lm_head", head, False, True)
+    fields.check_field("is_marlin_format", False, None)
+    bits, group = fields.get("bits"), fields.get_group_size("group_size", 128)
+    fields.check_choice("bits", bits, 2, 3, 4, 8)
+    converts_head = fields.get("lm_head", False)
+    fields.check_choice("lm_head", converts_head, False, True)
     quantized_modules = fields.get("modules_in_block_to_quantize")
     module_list = None
     if quantized_modules is not None:
@@ -178,7 +178,7 @@ def _read_gptq(fields: Fields) -> Scheme:
             else [None]
         )
         if any(not isinstance(name, str) for name in names):
-            raise fields.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
+            raise fields.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
     groups = (*_read_dynamic(fields, bits, group), Group(GPTQ(bits, group), module_list))
     excluded_modules = listed_modules(fields)
@@ -187,7 +187,7 @@ def _read_gptq(fields: Fields) -> Scheme:
         named.GPTQ_SOURCE,
         (named.ZERO_BIASES,),
         groups,
-        head=head,
+        head=converts_head,
         excluded=excluded_modules,
     )
 
@@ -197,23 +197,23 @@ def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Grou
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
-    rules = fields.table("dynamic") or NO_FIELDS
+    rules = fields.get_table("dynamic") or NO_FIELDS
     for name in rules.data:
-        module_rule = rules.table(name)
+        module_rule = rules.get_table(name)
         pattern = name.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
         if name.startswith("-:"):
             yield Group(None, modules)
             continue
         if module_rule is None:
-            raise fields.wrong("dynamic", name, "a table of fields for each pattern without -:")
+            raise fields.value_error("dynamic", name, "a table of fields for each pattern without -:")
         module_rule.ignore(
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
         module_bits = module_rule.get("bits", bits)
-        columns = module_rule.group("group_size", group) if "group_size" in module_rule.data else group
-        module_rule.all_read()
-        module_rule.one_of("bits", module_bits, 2, 3, 4, 8)
+        columns = module_rule.get_group_size("group_size", group) if "group_size" in module_rule.data else group
+        module_rule.check_all_read()
+        module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
         yield Group(GPTQ(module_bits, columns), modules)
 
 
@@ -224,16 +224,16 @@ def _read_bitsandbytes(fields: Fields) -> Scheme:
     )
     is_4_bit, is_8_bit = (fields.get(name, fields.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     fields.ignore("_load_in_4bit", "_load_in_8bit")
-    fields.must("llm_int8_has_fp16_weight", False, default=False)
+    fields.check_field("llm_int8_has_fp16_weight", False, default=False)
     kind, is_double = fields.get("bnb_4bit_quant_type", "fp4"), fields.get("bnb_4bit_use_double_quant", False)
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
-        raise fields.wrong("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
+        raise fields.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
         return every_linear(
             fields, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
-    fields.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
-    fields.one_of("bnb_4bit_use_double_quant", is_double, False, True)
+    fields.check_choice("bnb_4bit_quant_type", kind, "nf4", "fp4")
+    fields.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
     return every_linear(
         fields, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
     )
@@ -248,15 +248,15 @@ def _read_bitnet(fields: Fields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     fields.ignore("rms_norm_eps", "quantization_mode")
     mode, linear = fields.get("quantization_mode", "offline"), fields.get("linear_class", "bitlinear")
-    fields.one_of("quantization_mode", mode, "offline", "online")
-    fields.one_of("linear_class", linear, "bitlinear", "autobitlinear")
-    fields.must("use_rms_norm", False, default=False)
+    fields.check_choice("quantization_mode", mode, "offline", "online")
+    fields.check_choice("linear_class", linear, "bitlinear", "autobitlinear")
+    fields.check_field("use_rms_norm", False, default=False)
     scheme = every_linear(fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
 def _read_eetq(fields: Fields) -> Scheme:
-    fields.must("weights", "int8", default="int8")
+    fields.check_field("weights", "int8", default="int8")
     return every_linear(fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
 
 

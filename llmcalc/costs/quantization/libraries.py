@@ -63,7 +63,7 @@ AUTO_ROUND = (
 def ignore_settings_of_auto_round(fields: Fields) -> None:
     """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
     fields.ignore(*AUTO_ROUND)
-    fields.must("provider", "auto-round", default="auto-round")
+    fields.check_field("provider", "auto-round", default="auto-round")
 
 
 def auto_round(scheme_fields: Fields) -> Scheme:
@@ -71,35 +71,39 @@ def auto_round(scheme_fields: Fields) -> Scheme:
 
     `extra_config` has the format of single layers.
     """
-    static = 1 if "static" in str(scheme_fields.get("act_data_type")) else 0
+    static_scales = 1 if "static" in str(scheme_fields.get("act_data_type")) else 0
     ignore_settings_of_auto_round(scheme_fields)
     default_type = scheme_fields.get("data_type", "int")
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
-        raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
-    bits, group = scheme_fields.get("bits"), scheme_fields.group("group_size", 128)
+        raise scheme_fields.value_error("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    bits, group = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
-    def stored(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
+    def storage_format_of(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
         data_type = fields.get("data_type", default_type)
-        fields.one_of("data_type", data_type, "int", "mx_fp", "nv_fp")
+        fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            fields.one_of(name, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            fields.check_choice(name, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             block = 32 if data_type == "mx_fp" else 16
             if group != block:
-                raise fields.wrong("group_size", group, f"{block}, the block of {data_type}")
-            return FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static) if data_type == "nv_fp" else ()))
-        fields.one_of(name, bits, 2, 3, 4, 8)
+                raise fields.value_error("group_size", group, f"{block}, the block of {data_type}")
+            return (
+                FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
+            )
+        fields.check_choice(name, bits, 2, 3, 4, 8)
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
     groups: list[Group] = []
-    extra_config = scheme_fields.table("extra_config") or NO_FIELDS
-    for name, fields in extra_config.tables("a table of fields for each module"):
-        other_format = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
+    extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
+    for name, fields in extra_config.get_tables("a table of fields for each module"):
+        other_format = storage_format_of(
+            fields, "bits", fields.get("bits", bits), fields.get_group_size("group_size", group)
+        )
         list_entry = f"re:{name}" if set(name) & PATTERN else name
         groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
-    default_format = stored(scheme_fields, "bits", bits, group)
+    default_format = storage_format_of(scheme_fields, "bits", bits, group)
     number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
     label = f"auto-round-{number_kind}{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
@@ -113,20 +117,20 @@ def auto_round(scheme_fields: Fields) -> Scheme:
 
 def hqq(fields: Fields) -> Scheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
-    table = fields.table("quant_config")
-    weights = fields if table is None else table.table("weight_quant_params") or table
+    table = fields.get_table("quant_config")
+    weights = fields if table is None else table.get_table("weight_quant_params") or table
     if table is not None:
-        table.must("scale_quant_params", None)
-        table.must("zero_quant_params", None)
+        table.check_field("scale_quant_params", None)
+        table.check_field("zero_quant_params", None)
         table.ignore("offload_meta", "weight_quant_params")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.group("group_size", 64)
-    weights.one_of("nbits", bits, 1, 2, 3, 4, 8)
+    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
+    weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group is None:
-        raise weights.wrong("group_size", group, "a positive whole number")
+        raise weights.value_error("group_size", group, "a positive whole number")
     if weights is not fields:
-        weights.all_read()
-    skipped_modules = ModuleList(fields.texts("skip_modules") or ["lm_head"], field="skip_modules")
+        weights.check_all_read()
+    skipped_modules = ModuleList(fields.get_strings("skip_modules") or ["lm_head"], field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
         excluded=skipped_modules,
@@ -148,24 +152,24 @@ def quark(scheme_fields: Fields) -> Scheme:
         "softmax_quant_spec",
         "version",
     )
-    model_format = scheme_fields.table("global_quant_config")
-    layers = scheme_fields.table("layer_quant_config") or NO_FIELDS
+    model_format = scheme_fields.get_table("global_quant_config")
+    layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
-    labels: list[str] = []
-    for name, fields in layers.tables("how a group of modules is quantised"):
+    format_labels: list[str] = []
+    for name, fields in layers.get_tables("how a group of modules is quantised"):
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
-        labels.append(label)
+        format_labels.append(label)
     if model_format is not None and model_format.data:
         storage_format, label = _quark_format(model_format)
         groups.append(Group(storage_format))
-        labels.append(label)
+        format_labels.append(label)
     if not groups:
-        raise scheme_fields.wrong("global_quant_config", None, "how weights are quantised")
+        raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, excluded=ModuleList(scheme_fields.texts("exclude"), "modelopt", "exclude"),
+        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(groups), head=True,
+        everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
@@ -174,37 +178,39 @@ def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, inputs = fields.table("weight"), fields.table("input_tensors")
-    fields.must("output_tensors", None)
-    fields.must("bias", None)
+    weights, inputs = fields.get_table("weight"), fields.get_table("input_tensors")
+    fields.check_field("output_tensors", None)
+    fields.check_field("bias", None)
     fields.ignore("target_device")
-    fields.all_read()
+    fields.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
+    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
     static = 0 if inputs is None or inputs.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
-        weights.one_of("qscheme", scheme, "per_group")
+        weights.check_choice("qscheme", scheme, "per_group")
         return FP4(group or 32), "mxfp4"
-    weights.one_of("dtype", format_name, "fp8_e4m3", "fp4")
-    weights.one_of("qscheme", scheme, "per_tensor", "per_channel")
+    weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
+    weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
     scale_type = weights.get("scale_type", None)
-    weights.one_of("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
+    weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
     return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static), "fp8"
 
 
 def torchao(fields: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, arguments = fields.get("quant_type"), fields.table("quant_type_kwargs")
+    format_name, arguments = fields.get("quant_type"), fields.get_table("quant_type_kwargs")
     fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group = None if arguments is None else arguments.group("group_size")
+    group = None if arguments is None else arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
         default = format_name.get("default")
         format_name = default.get("_type") if isinstance(default, dict) else None
         type_fields = default.get("_data") if isinstance(default, dict) else None
-        group = Fields(type_fields, fields.where).group("group_size") if isinstance(type_fields, dict) else group
-    word = str(format_name).lower().replace("_", "").removesuffix("config")
+        group = (
+            Fields(type_fields, fields.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
+        )
+    format_word = str(format_name).lower().replace("_", "").removesuffix("config")
     whole = WholeInt(symmetric=False, scale_bytes=4)
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
@@ -213,32 +219,34 @@ def torchao(fields: Fields) -> Scheme:
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
-    if word not in formats:
+    if format_word not in formats:
         stated_type = fields.get("quant_type")
-        raise fields.wrong("quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
-    label, storage_format = formats[word]
+        raise fields.value_error(
+            "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
+        )
+    label, storage_format = formats[format_word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
     return replace(scheme, excluded=listed_modules(fields))
 
 
 def quanto(fields: Fields) -> Scheme:
     """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
-    fields.must("activations", None, "int8", "float8")
-    word = fields.get("weights", "int8")
+    fields.check_field("activations", None, "int8", "float8")
+    format_word = fields.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
         "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
     }  # fmt: skip
-    fields.one_of("weights", word, *formats)
-    scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
+    fields.check_choice("weights", format_word, *formats)
+    scheme = LinearScheme(f"quanto-{format_word}", "quanto", (), (Group(formats[format_word]),), everywhere=True)
     return replace(scheme, excluded=listed_modules(fields))
 
 
 def aqlm(fields: Fields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = fields.group("in_group_size", 8) or 8, fields.group("out_group_size", 1) or 1
-    codebooks, bits = fields.group("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
-    fields.one_of("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in fields.texts("linear_weights_not_to_quantize")]
+    columns, rows = fields.get_group_size("in_group_size", 8) or 8, fields.get_group_size("out_group_size", 1) or 1
+    codebooks, bits = fields.get_group_size("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
+    fields.check_choice("nbits_per_codebook", bits, *range(1, 17))
+    names = [name.removesuffix(".weight") for name in fields.get_strings("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
     storage_format = AQLM(columns, rows, codebooks, bits)
     return LinearScheme(
@@ -255,8 +263,8 @@ def aqlm(fields: Fields) -> Scheme:
 def metal(fields: Fields) -> Scheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
     fields.ignore("dequantize")
-    bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
-    fields.one_of("bits", bits, 2, 4, 8)
+    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
+    fields.check_choice("bits", bits, 2, 4, 8)
     return every_linear(
         fields, LinearScheme(f"metal-int{bits}-g{group}", "transformers", (), (Group(Metal(bits, group)),))
     )
@@ -265,8 +273,8 @@ def metal(fields: Fields) -> Scheme:
 def higgs(fields: Fields) -> Scheme:
     """Reads a HIGGS config."""
     fields.ignore("hadamard_size", "p", "tune_metadata")
-    bits, group = fields.get("bits", 4), fields.group("group_size", 256) or 256
-    fields.one_of("bits", bits, 2, 3, 4)
+    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 256) or 256
+    fields.check_choice("bits", bits, 2, 3, 4)
     return every_linear(
         fields, LinearScheme(f"higgs-int{bits}-g{group}", "transformers", (), (Group(Higgs(bits, group)),))
     )
@@ -282,16 +290,16 @@ BLOCK_SCALES = (
 def gemma(scheme_fields: Fields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
     tables = scheme_fields.get("quantize_embeddings", False)
-    scheme_fields.one_of("quantize_embeddings", tables, False, True)
-    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs") or NO_FIELDS
-    scheme_fields.one_of("num_bits", bits, 2, 4, 8)
+    scheme_fields.check_choice("quantize_embeddings", tables, False, True)
+    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
+    scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
     groups: list[Group] = []
     if len(modules.data) > MOST_PATTERNS:
-        raise scheme_fields.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern, fields in modules.tables("a table of fields for each pattern"):
+        raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
+    for pattern, fields in modules.get_tables("a table of fields for each pattern"):
         module_bits = fields.get("num_bits", bits)
-        fields.one_of("num_bits", module_bits, 2, 4, 8)
-        fields.all_read()
+        fields.check_choice("num_bits", module_bits, 2, 4, 8)
+        fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         groups.append(Group(StaticRange(module_bits), named_modules))
     scheme = every_linear(
@@ -304,22 +312,22 @@ def gemma(scheme_fields: Fields) -> Scheme:
 def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
     """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
     codebook = fields.get("codebook", "3inst")
-    fields.one_of("codebook", codebook, "3inst", "mcg", "mul1")
+    fields.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
     fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
 
     def stored(bits: Fraction) -> LinearFormat:
         return Averaged(bits) if name == "exl2" else Trellis(bits, codebook != "3inst")
 
-    head = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    groups = (head, Group(stored(bits)))
+    groups = (head_group, Group(stored(bits)))
     return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, groups, head=True)
 
 
 def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:
     value = fields.get(name, default)
     if type(value) not in (int, float) or not 0 < value <= 16:
-        raise fields.wrong(name, value, "a number of bits above 0 and at most 16")
+        raise fields.value_error(name, value, "a number of bits above 0 and at most 16")
     return Fraction(str(value))

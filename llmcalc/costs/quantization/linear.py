@@ -45,12 +45,12 @@ class Group:
     """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
-    named: the layers; None for all.
+    modules: the layers; None for all.
     experts: the format of routed experts; None for the same format.
     """
 
     format: LinearFormat | None
-    named: ModuleList | None = None
+    modules: ModuleList | None = None
     experts: LinearFormat | None = None
 
 
@@ -84,10 +84,13 @@ class LinearScheme(Scheme):
 
     @property
     def reads_names(self) -> bool:
-        return bool(self.excluded.entries) or any(group.named is not None for group in self.groups)
+        return bool(self.excluded.entries) or any(group.modules is not None for group in self.groups)
 
     def look_up(self, names: tuple[str, ...]) -> None:
-        for module_list in (self.excluded, *(group.named for group in self.groups if group.named is not None)):
+        for module_list in (
+            self.excluded,
+            *(group.modules for group in self.groups if group.modules is not None),
+        ):
             module_list.look_up(names)
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
@@ -132,7 +135,11 @@ class LinearScheme(Scheme):
         ):
             return None
         group = next(
-            (candidate for candidate in self.groups if candidate.named is None or weight_site.names in candidate.named),
+            (
+                candidate
+                for candidate in self.groups
+                if candidate.modules is None or weight_site.names in candidate.modules
+            ),
             None,
         )
         if group is None:
@@ -158,7 +165,7 @@ class LinearScheme(Scheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry for group in self.groups if group.named is not None for list_entry in group.named.unused
+            list_entry for group in self.groups if group.modules is not None for list_entry in group.modules.unused
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
@@ -179,7 +186,7 @@ class LinearScheme(Scheme):
 def listed_modules(fields: Fields, *names: str) -> ModuleList:
     """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     names = names or ("modules_to_not_convert",)
-    return ModuleList(fields.union(*names), field=names[0])
+    return ModuleList(fields.get_all_strings(*names), field=names[0])
 
 
 def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:

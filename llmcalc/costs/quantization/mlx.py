@@ -146,14 +146,14 @@ def mlx(fields: Fields) -> Scheme:
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for name in names:
         value: Any = fields.get(name)
-        module_table = fields.table(name) if isinstance(value, dict) else None
+        module_table = fields.get_table(name) if isinstance(value, dict) else None
         if module_table is None and not isinstance(value, bool):
-            raise fields.wrong(name, value, "how a module is stored, true or false")
+            raise fields.value_error(name, value, "how a module is stored, true or false")
         module_format = (
             default_format if value is True else None if module_table is None else _module_format(module_table)[0]
         )
         if module_table is not None:
-            module_table.all_read()
+            module_table.check_all_read()
         modules_by_format.setdefault(module_format, []).append(name)
     listed_modules = tuple(
         (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
@@ -164,13 +164,13 @@ def mlx(fields: Fields) -> Scheme:
 
 def _module_format(fields: Fields) -> tuple[ModuleFormat, str]:
     mode = fields.get("mode", "affine")
-    fields.one_of("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+    fields.check_choice("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if mode == "affine":
-        bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
-        fields.one_of("bits", bits, 2, 3, 4, 5, 6, 8)
-        fields.one_of("group_size", group, 32, 64, 128)
+        bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
+        fields.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
+        fields.check_choice("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
     group = 16 if mode == "nvfp4" else 32
-    fields.must("group_size", group, default=group)
-    fields.must("bits", 8 if mode == "mxfp8" else 4, default=8 if mode == "mxfp8" else 4)
+    fields.check_field("group_size", group, default=group)
+    fields.check_field("bits", 8 if mode == "mxfp8" else 4, default=8 if mode == "mxfp8" else 4)
     return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"

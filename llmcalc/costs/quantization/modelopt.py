@@ -57,16 +57,18 @@ DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 def modelopt(fields: Fields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
     fields.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
-    algorithm, group = fields.get("quant_algo"), fields.group("group_size")
+    algorithm, group = fields.get("quant_algo"), fields.get_group_size("group_size")
     remarks = [KV] if any([fields.get("kv_cache_scheme"), fields.get("kv_cache_quant_algo")]) else []
     excluded_modules = ModuleList(
-        fields.union("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"), "modelopt", "ignore"
+        fields.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
+        "modelopt",
+        "ignore",
     )
-    layers_table = fields.table("quantized_layers")
+    layers_table = fields.get_table("quantized_layers")
     if algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
-            raise fields.wrong("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
-        groups, labels = listed_groups(layers_table)
+            raise fields.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
+        groups, format_labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise InputError(
@@ -74,12 +76,12 @@ def modelopt(fields: Fields) -> Scheme:
                 f"{', '.join(ALGORITHMS)}"
             )
         label, make = ALGORITHMS[algorithm]
-        groups, labels = (Group(make(group)),), (algorithm,)
+        groups, format_labels = (Group(make(group)),), (algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
-    if any(name in WITH_INPUT_SCALES for name in labels):
+    if any(name in WITH_INPUT_SCALES for name in format_labels):
         remarks.append(SMOOTHED)
-    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
+    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in format_labels))
     return LinearScheme(
         label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded_modules
     )
@@ -99,7 +101,7 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
         module = EXPERT.sub("0", name)
         if module in format_by_module:
             if format_by_module[module] != storage_format:
-                raise layers_table.wrong(name, algorithm, "the format of the layer's other experts")
+                raise layers_table.value_error(name, algorithm, "the format of the layer's other experts")
             continue
         format_by_module[module] = storage_format
         modules_by_format.setdefault(storage_format, []).append(module)
@@ -113,15 +115,15 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
 def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for name, fields in layers_table.tables("a table with quant_algo"):
-        algorithm, group = fields.get("quant_algo"), fields.group("group_size")
+    for name, fields in layers_table.get_tables("a table with quant_algo"):
+        algorithm, group = fields.get("quant_algo"), fields.get_group_size("group_size")
         fields.ignore(*DETAILS)
-        fields.all_read()
+        fields.check_all_read()
         if algorithm is None or algorithm in UNCONVERTED:
             yield name, ("", None)
             continue
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise fields.wrong("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
+            raise fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
         if (algorithm, group) not in formats:
             formats[algorithm, group] = algorithm, ALGORITHMS[algorithm][1](group)
         yield name, formats[algorithm, group]

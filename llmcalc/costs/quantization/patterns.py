@@ -60,7 +60,7 @@ class ModuleList:
         self, entries: Iterable[str], rule: Rule = "transformers", field: str = "modules_to_not_convert"
     ) -> None:
         self.entries: tuple[str, ...] = tuple(dict.fromkeys(entries))
-        self.rule: str | str | str | str = rule
+        self.rule: Rule = rule
         self.used: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
             raise InputError(
@@ -75,11 +75,11 @@ class ModuleList:
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
             for text in _unfused_entries(list_entry):
-                test = self._pattern_test(text, field)
-                if test is None:
+                pattern_test = self._pattern_test(text, field)
+                if pattern_test is None:
                     self._exact_entries.setdefault(text, list_entry)
                 else:
-                    self._pattern_tests.append((list_entry, test))
+                    self._pattern_tests.append((list_entry, pattern_test))
         self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
         self._field, self._matching_seconds = field, 0.0
 
@@ -130,9 +130,9 @@ class ModuleList:
             return True
         if not self._pattern_tests:
             return False
-        started_at = process_time()
-        list_entry = next((list_entry for list_entry, test in self._pattern_tests if test(name)), None)
-        self._matching_seconds += process_time() - started_at
+        start_time = process_time()
+        list_entry = next((list_entry for list_entry, pattern_test in self._pattern_tests if pattern_test(name)), None)
+        self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
                 f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "
@@ -187,12 +187,12 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 def _match_ways(pattern: str) -> int:
     """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
-    optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
+    optional_parts = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
         word_count
         + remaining_pattern.count("|")
-        + optional
-        + WAYS_TO_REPEAT * sum(remaining_pattern.count(sign) for sign in "*+{")
+        + optional_parts
+        + WAYS_TO_REPEAT * sum(remaining_pattern.count(quantifier) for quantifier in "*+{")
     )
 
 

@@ -165,7 +165,7 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     for _, one in run.lowering.messages:  # type: ignore[attr-defined]
         if "layers" in one.node:
             sent[one.backward] += one.wire_bytes
-    for one in Placements(layout, run.lowering.run_config).run(program):
+    for one in Placements(layout, run.lowering.run_config).run_program(program):
         if "layers" in one.node and "norm" not in one.node and one.times != 1:  # once: what the embedding gives
             expected[one.backward] += one.wire_bytes * one.times
     assert sent == expected
