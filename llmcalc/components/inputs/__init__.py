@@ -21,6 +21,7 @@ IMAGE_RULES = PartChoice(
         "smart_resize": "inputs.smart_resize:SmartResize",
         "longest_edge": "inputs.longest_edge:LongestEdge",
         "pinpoints": "inputs.pinpoints:Pinpoints",
+        "crops": "inputs.crops:Crops",
         "tiles": "inputs.tiles:Tiles",
         "native_tiles": "inputs.native_tiles:NativeTiles",
         "dynamic_hd": "inputs.dynamic_hd:DynamicHd",

@@ -216,6 +216,14 @@ def emu3(height: int, width: int) -> Measured:
     return parts, rows // 8 * (columns // 8), tokens + 4
 
 
+def aria(height: int, width: int) -> Measured:
+    """Counts as `AriaImageProcessor.get_number_of_image_patches` counts: each crop has 256 tokens."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    rows, columns = (math.ceil(side / 980) for side in select_best_resolution((height, width), ARIA_CROPS))
+    return rows * columns, 70 * 70, 256 * rows * columns
+
+
 def phi3(height: int, width: int) -> Measured:
     """Counts as Phi-3-vision's published `calc_num_image_tokens_from_image_size` counts, for 16 crops."""
     long, short = max(height, width), min(height, width)
@@ -387,6 +395,8 @@ def hunyuan(height: int, width: int) -> Measured:
 
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+ARIA_SHAPES = [*((1, across) for across in range(2, 9)), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)]
+ARIA_CROPS = [[490 * down, 490 * across] for down, across in (*ARIA_SHAPES, (5, 1), (6, 1), (7, 1), (8, 1))]
 MINIMAX_VL = MINIMAX_VL_DEFAULTS["image_grid_pinpoints"]
 ONEVISION = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
 CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
@@ -421,6 +431,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         14,
         smart_resize("qwen2_vl", "Qwen2VLImageProcessorPil", 14, 56 * 56, 28 * 28 * 1280),
     ),
+    "aria, split": ({"type": "crops", "size": 980, "resolutions": ARIA_CROPS, "tokens": 256}, 14, aria),
     "minimax_vl_01": ({"type": "pinpoints", "size": 336, "resolutions": MINIMAX_VL}, 14, minimax_vl),
     "phi3_v": ({"type": "hd_transform", "size": 336, "max_tiles": 16, "merge": 2}, 14, phi3),
     "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi(16384, 512)),
