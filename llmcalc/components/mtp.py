@@ -113,7 +113,7 @@ class MultiTokenPrediction(OutputPart):
         recorder.hold(joined=module_input)
         y = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=y)
-        recorder.second_output(
+        recorder.add_output(
             recorder.linear("lm_head", recorder.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS)
         )
         return y

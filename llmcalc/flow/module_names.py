@@ -365,7 +365,7 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
         *path_names, leaf = name.split(".")
         choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         last_names = (leaf, *EARLIER.get(leaf, ()))
-        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, last_names)]
+        variants += [".".join(name_parts) for name_parts in product(*choices, last_names)]
     return tuple(dict.fromkeys(variants))
 
 

@@ -216,9 +216,9 @@ class Recorder:
         yield
         self.record("leave", "", ())
 
-    def second_output(self, value: Value) -> None:
+    def add_output(self, value: Value) -> None:
         """Records a second model output besides `result`: predictions with a separate loss."""
-        self.record("second_output", "", (value,))
+        self.record("add_output", "", (value,))
 
     def hold(self, **variables: Value) -> None:
         """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.

@@ -54,14 +54,18 @@ class Op:
 
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for an effect without a method, or a method without an effect."""
-        defined = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
-        derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
+        method_effects = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
+        default_effects = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
-        if cls.effects - defined - derived:
-            raise TypeError(f"{cls.__name__}: {sorted(cls.effects - defined - derived)} declared without a method")
-        if defined - cls.effects:
-            raise TypeError(f"{cls.__name__}: {sorted(defined - cls.effects)} defined and not declared in effects")
+        if cls.effects - method_effects - default_effects:
+            raise TypeError(
+                f"{cls.__name__}: {sorted(cls.effects - method_effects - default_effects)} declared without a method"
+            )
+        if method_effects - cls.effects:
+            raise TypeError(
+                f"{cls.__name__}: {sorted(method_effects - cls.effects)} defined and not declared in effects"
+            )
 
     def params(self) -> Number:
         raise TypeError(f"{type(self).__name__} declares no parameters")

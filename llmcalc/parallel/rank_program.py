@@ -51,7 +51,7 @@ FIELDS = {
 }
 """Axis → its field in a configuration."""
 
-NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "second_output"})
+NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "add_output"})
 """Verbs of the recorder that compute nothing."""
 
 SUMS = frozenset({"linear", "experts", "again"})

@@ -345,7 +345,7 @@ class ProgramLowering(CacheTensors):
         frame = self.frames[-1]
         frame.local_tensors = frame.callers.pop()
 
-    def do_second_output(self, operation: Step) -> None:
+    def do_add_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
         self.further_outputs.append(self.tensor_of(operation.ins[0]))
 

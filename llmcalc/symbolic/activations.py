@@ -202,11 +202,11 @@ class SavedSums:
         """Returns the saved bytes of a node."""
         if node.walk_indices:
             return sum((self.by_location[location] for location in node.walk_indices), 0)
-        extra_lines = {
+        bytes_outside_nodes = {
             LOSS_NAMES: self.loss,
             **{_shared_line(stack): byte_count for stack, byte_count in self.shared.items()},
         }
-        return extra_lines[_path_names(node)]
+        return bytes_outside_nodes[_path_names(node)]
 
     def _add_shared(self, stack: PathNames, byte_count: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + byte_count

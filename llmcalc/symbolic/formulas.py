@@ -485,7 +485,8 @@ def _build_node(
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numeric_node", "symbolic_node")
+        Node(name, children=tuple(getattr(pair, node_field) for pair in parts))
+        for node_field in ("numeric_node", "symbolic_node")
     )
     positions = tuple(i for part in parts for i in part.walk_indices)
     path = f"{parent.path}.{name}" if parent.path else name

@@ -43,7 +43,7 @@ from .kernels import (
 
 NO_KERNEL = frozenset(
     {
-        "hold", "keep", "enter", "leave", "second_output", "mask",
+        "hold", "keep", "enter", "leave", "add_output", "mask",
         "split", "take", "copies", "positions", "vector", "buffer",
         "unread_table", "received", "zeros", "resumed", "carry", "select", "local_mask", "cache",
     }

@@ -20,10 +20,10 @@ from tests.families import shapes_of
 
 UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
-        *("Keye", "KeyeVL1_5", "isaac", "llavaonevision1_5", "locateanything", "phi3_v"),  # their own code
+        *("Keye", "isaac", "llavaonevision1_5", "locateanything"),  # their own code
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         "openvla",  # two encoders read an image
-        "emu3",  # its encoder reads several equal frames of an image, and merges them
+        "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
         "t5gemma2",  # its images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames

@@ -34,7 +34,7 @@ class Pinpoints(ImageRule):
     def rule_among_several(self) -> ImageRule:
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
-    def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
+    def best_resolution(self, height: int, width: int) -> tuple[int, int]:
         """Returns the resolution that keeps the most pixels; in a tie, the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class Pinpoints(ImageRule):
         patches_per_side = self.size // patch_size
         if not self.resolutions:
             return EncodedInput(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
-        tiles_down, tiles_across = (pixels // self.size for pixels in self._best_resolution(height, width))
+        tiles_down, tiles_across = (pixels // self.size for pixels in self.best_resolution(height, width))
         rows, columns = patches_per_side * tiles_down, patches_per_side * tiles_across
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2

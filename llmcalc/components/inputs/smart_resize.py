@@ -1,7 +1,8 @@
 """The rule for images whose sides become multiples of a factor, within limits on the number of pixels.
 
-Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V, MiniMax-M3, VideoLLaMA 3.
-transformers: models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
+Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V, MiniMax-M3, VideoLLaMA 3, Emu 3, Keye-VL.
+transformers: models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py. Keye-VL: vLLM,
+model_executor/models/keye.py (`smart_resize`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class SmartResize(ImageRule):
     min_pixels, max_pixels: limits of the product of the sides.
     frames: the frames as which an image counts against the limits, 1 by default (2 in GLM-V).
     enlarge: whether an image with a side below the factor is enlarged first, false by default (true in GLM-V).
+    rounds_sides: whether each side below the factor is enlarged to it, and the other side rounded (Keye-VL), false by
+        default.
     marks: the further tokens that the processor writes around an image, 0 by default.
     line_marks: whether a mark, which a projector reads too, ends each line of tokens (HunyuanOCR), false by default.
     repeats_frames: whether projectors that merge frames read the image as each of them (ERNIE), false by default.
@@ -36,6 +39,7 @@ class SmartResize(ImageRule):
     max_pixels: Width
     frames: Width = 1
     enlarge: Flag = False
+    rounds_sides: Flag = False
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     line_marks: Flag = False
     repeats_frames: Flag = False
@@ -51,6 +55,10 @@ class SmartResize(ImageRule):
         scale = max(token_size / height, token_size / width)
         if self.enlarge and scale > 1:
             height, width = int(height * scale), int(width * scale)
+        if self.rounds_sides and height < token_size:
+            height, width = token_size, round(width * token_size / height)
+        if self.rounds_sides and width < token_size:
+            height, width = round(height * token_size / width), token_size
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MOST_ASPECT)
         sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]

@@ -32,6 +32,10 @@ FP32, INT32 = 4, 4
 Whole: TypeAlias = Literal["row", "tensor"]
 
 
+EXL3_SIDE = 128
+"""The number of which EXL3 pads the rows and columns of a layer to a multiple."""
+
+
 class IndivisibleMatrix(InputError):
     """Raised for a matrix that a format's blocks do not divide. reason: the matrix and the block size."""
 
@@ -342,6 +346,26 @@ class Grouped(LinearFormat):
 
 
 @frozen(slots=True)
+class QuantoInt(LinearFormat):
+    """quanto's packed codes of 2 or 4 bits: a scale and a shift per group of columns, and two scales of activations.
+
+    A row of more than 128 columns has groups of 128, 96, 64 or 32 columns, of which the first that divides it; other
+    rows are one group each. Codes are packed over the groups.
+    """
+
+    bits: int
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        columns = next((size for size in (128, 96, 64, 32) if n_in > 128 and n_in % size == 0), n_in)
+        groups = n_out * floor_div(n_in, columns)
+        codes = ceil_div(groups, 8 // self.bits) * columns
+        return Parts(codes, groups * plain_bytes, groups * plain_bytes, 2 * plain_bytes)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one scale and one shift (in the model's format) per group of at most 128 columns"
+
+
+@frozen(slots=True)
 class Metal(LinearFormat):
     """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
@@ -424,17 +448,34 @@ class AQLM(LinearFormat):
 
 @frozen(slots=True)
 class Averaged(LinearFormat):
-    """ExLlama's average bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
+    """EXL2's average bits per weight, with everything that a layer stores."""
 
     bits: Fraction
-    vectors: bool
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        codes = ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator)
-        return Parts(codes, (n_out + n_in) * 2 if self.vectors else 0)
+        return Parts(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
 
     def describe(self) -> str:
-        return f"{float(self.bits):g} bits per weight" + (", fp16 scales of rows and columns" if self.vectors else "")
+        return f"{float(self.bits):g} bits per weight"
+
+
+@frozen(slots=True)
+class Trellis(LinearFormat):
+    """EXL3's trellises: sides padded to multiples of 128, an fp16 scale per row and column, and a codebook's number.
+
+    bits: bits per weight. has_codebook: whether a layer stores the multiplier of its codebook, 4 bytes.
+    """
+
+    bits: Fraction
+    has_codebook: bool
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        rows, columns = (ceil_div(side, EXL3_SIDE) * EXL3_SIDE for side in (n_out, n_in))
+        codes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
+        return Parts(codes, (rows + columns) * 2, other=INT32 * self.has_codebook)
+
+    def describe(self) -> str:
+        return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"
 
 
 @frozen(slots=True)

@@ -28,7 +28,10 @@ from .formats import (
     Higgs,
     LinearFormat,
     Metal,
+    QuantoInt,
+    Static,
     StaticRange,
+    Trellis,
     WholeInt,
 )
 from .linear import Group, LinearScheme, every_linear, listed_modules
@@ -39,9 +42,12 @@ PATTERN = set("*+?[](){}|\\^$")
 
 MOST_PATTERNS = 200
 
-DESCRIBED = "small tensors that describe each layer are not counted"
+DESCRIBED = "tensors that describe a layer (69 bytes in hqq 0.2.8) are not counted"
 AVERAGE = "bits per weight are the average that the converter aims at: its layers differ"
-TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
+TORCHAO = (
+    "bytes of the tensors of torchao 0.18 (int8: scales in fp32, zero points of a byte); what else its Python objects "
+    "hold is not counted"
+)
 
 
 AUTO_ROUND = (
@@ -131,6 +137,10 @@ def hqq(fields: Fields) -> Scheme:
     )  # fmt: skip
 
 
+QUARK_SCALE_BYTES = {"float": None, "float32": 4, "float16": 2, "bfloat16": 2}
+"""The `scale_type` of Quark's FP8 → bytes of a scale; None for the model's number format."""
+
+
 def quark(scheme_fields: Fields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
     scheme_fields.ignore(
@@ -164,7 +174,10 @@ def quark(scheme_fields: Fields) -> Scheme:
 
 
 def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
-    """Returns the storage format of a module group (None for plain weights), and a label."""
+    """Returns the storage format of a module group (None for plain weights), and a label.
+
+    Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
+    """
     weights, inputs = fields.get_table("weight"), fields.get_table("input_tensors")
     fields.check_field("output_tensors", None)
     fields.check_field("bias", None)
@@ -179,7 +192,10 @@ def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
         return FP4(group or 32), "mxfp4"
     weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
     weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
-    return FP8("tensor" if scheme == "per_tensor" else "row", 4, static), "fp8"
+    scale_type = weights.get("scale_type", None)
+    weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
+    scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
+    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static), "fp8"
 
 
 def torchao(fields: Fields) -> Scheme:
@@ -195,10 +211,11 @@ def torchao(fields: Fields) -> Scheme:
             Fields(type_fields, fields.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
         )
     format_word = str(format_name).lower().replace("_", "").removesuffix("config")
+    whole = WholeInt(symmetric=False, scale_bytes=4)
     formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", WholeInt() if group is None else WholeInt(group)),
-        "int8dynamicactivationint8weight": ("w8a8", WholeInt()),
+        "int8weightonly": ("int8", whole if group is None else replace(whole, over=group)),
+        "int8dynamicactivationint8weight": ("w8a8", whole),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
@@ -213,11 +230,11 @@ def torchao(fields: Fields) -> Scheme:
 
 
 def quanto(fields: Fields) -> Scheme:
-    """Reads a quanto config."""
+    """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
     fields.check_field("activations", None, "int8", "float8")
     format_word = fields.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
-        "int8": WholeInt(), "float8": FP8("row", None), "int4": Grouped(4, 128), "int2": Grouped(2, 128),
+        "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
     }  # fmt: skip
     fields.check_choice("weights", format_word, *formats)
     scheme = LinearScheme(f"quanto-{format_word}", "quanto", (), (Group(formats[format_word]),), everywhere=True)
@@ -293,15 +310,20 @@ def gemma(scheme_fields: Fields) -> Scheme:
 
 
 def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
-    """Reads a config of ExLlama; an EXL3 layer stores a scale per row and column."""
-    vectors = name == "exl3"
-    fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
+    """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
+    codebook = fields.get("codebook", "3inst")
+    fields.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
+    fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
-    layers = Group(Averaged(bits, vectors))
-    head_group = Group(Averaged(head_bits, vectors), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
+
+    def stored(bits: Fraction) -> LinearFormat:
+        return Averaged(bits) if name == "exl2" else Trellis(bits, codebook != "3inst")
+
+    head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head_group, layers), head=True)
+    groups = (head_group, Group(stored(bits)))
+    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, groups, head=True)
 
 
 def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:

@@ -275,5 +275,6 @@ def test_images_of_emu3_are_tokens_of_its_codebook() -> None:
     """768 and 1,024 pixels are 96 lines of 128 tokens and a mark, with four marks around; four frames are read."""
     encoded = encoded_inputs(spec_of(wrapped("emu3", {"vq_config": {}})), Inputs(image="1024x768", images=3))
     (run,) = encoded.runs
+    workload: Any = run.run_config.workload
     assert encoded.image_tokens == 3 * (96 * 129 + 4)
-    assert (run.run_config.workload.batch, run.run_config.workload.rows) == (3 * 4, 96)
+    assert (workload.batch, workload.rows) == (3 * 4, 96)

@@ -30,6 +30,7 @@ from llmcalc.components.inputs.recording import Recording
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
 from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES
+from llmcalc.sources.huggingface.towers.llava import MINIMAX_VL as MINIMAX_VL_DEFAULTS
 from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
 RANDOM = random.Random(7)
@@ -215,6 +216,36 @@ def emu3(height: int, width: int) -> Measured:
     return parts, rows // 8 * (columns // 8), tokens + 4
 
 
+def aria(height: int, width: int) -> Measured:
+    """Counts as `AriaImageProcessor.get_number_of_image_patches` counts: each crop has 256 tokens."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    rows, columns = (math.ceil(side / 980) for side in select_best_resolution((height, width), ARIA_CROPS))
+    return rows * columns, 70 * 70, 256 * rows * columns
+
+
+def phi3(height: int, width: int) -> Measured:
+    """Counts as Phi-3-vision's published `calc_num_image_tokens_from_image_size` counts, for 16 crops."""
+    long, short = max(height, width), min(height, width)
+    scale = max(scale for scale in range(1, 17) if scale * math.ceil(scale / (long / short)) <= 16)
+    sides = [336 * scale, 336 * math.ceil(int(336 * scale / (long / short)) / 336)]
+    rows, columns = (side // 336 for side in (sides if height > width else sides[::-1]))
+    return 17, 24 * 24, (rows * columns + 1) * 144 + 1 + (rows + 1) * 12
+
+
+def minimax_vl(height: int, width: int) -> Measured:
+    """Counts as `MiniMaxVL01Processor._get_unpadded_features` counts, with whole numbers where LLaVA-NeXT rounds."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    rows, columns = (side // 14 for side in select_best_resolution((height, width), MINIMAX_VL))
+    parts = 1 + rows * columns // 24**2
+    if width / height > columns / rows:
+        rows -= (rows - height * columns // width) // 2 * 2
+    else:
+        columns -= (columns - width * rows // height) // 2 * 2
+    return parts, 24 * 24, rows * columns + rows + 24 * 24
+
+
 @lru_cache(maxsize=1)
 def minimax_function() -> Any:
     return function_of("minimax_m3_vl/image_processing_minimax_m3_vl.py", "smart_resize")["smart_resize"]
@@ -364,6 +395,9 @@ def hunyuan(height: int, width: int) -> Measured:
 
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+ARIA_SHAPES = [*((1, across) for across in range(2, 9)), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)]
+ARIA_CROPS = [[490 * down, 490 * across] for down, across in (*ARIA_SHAPES, (5, 1), (6, 1), (7, 1), (8, 1))]
+MINIMAX_VL = MINIMAX_VL_DEFAULTS["image_grid_pinpoints"]
 ONEVISION = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
 CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
     "qwen2_5_vl": (
@@ -392,6 +426,14 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         video_llama,
     ),
     "emu3": (IMAGE_RULE, 8, emu3),
+    "keye_vl1_5": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280, "rounds_sides": True},
+        14,
+        smart_resize("qwen2_vl", "Qwen2VLImageProcessorPil", 14, 56 * 56, 28 * 28 * 1280),
+    ),
+    "aria, split": ({"type": "crops", "size": 980, "resolutions": ARIA_CROPS, "tokens": 256}, 14, aria),
+    "minimax_vl_01": ({"type": "pinpoints", "size": 336, "resolutions": MINIMAX_VL}, 14, minimax_vl),
+    "phi3_v": ({"type": "hd_transform", "size": 336, "max_tiles": 16, "merge": 2}, 14, phi3),
     "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi(16384, 512)),
     "kimi_vl": (
         {"type": "padded", "merge": 2, "max_patches": 4096, "max_side": 511, "refuses_long": True},
@@ -452,6 +494,22 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
         encoded = rule.encode(height, width, patch_size)
         found = encoded.parts, encoded.rows * encoded.columns, encoded.tokens
         assert found == measure(height, width), (height, width)
+
+
+@pytest.mark.parametrize(("height", "width", "rows", "columns"), [(20, 100, 1, 5), (27, 20, 3, 2), (28, 9, 4, 2)])
+def test_keye_enlarges_a_small_side_to_a_token(height: int, width: int, rows: int, columns: int) -> None:
+    """27 × 20 pixels become 28 × 21, then 37 × 28, which are enlarged to 56² pixels: 2.3 and 1.7 tokens, rounded up.
+
+    28 × 9 pixels become 87 × 28, which are enlarged as well: 3.5 and 1.1 tokens, rounded up.
+    """
+    encoded = RULES.validate_python(CASES["keye_vl1_5"][0]).encode(height, width, 14)
+    assert (encoded.rows, encoded.columns, encoded.tokens) == (2 * rows, 2 * columns, rows * columns)
+
+
+def test_an_image_without_a_side_is_refused() -> None:
+    """Phi-3-vision scales the longer side to 16 tiles of 336 pixels: the shorter one has 5,376 / 6,000 pixels."""
+    with pytest.raises(InputError, match="--image 6000x1: the processor makes a side without pixels"):
+        RULES.validate_python(CASES["phi3_v"][0]).encode(1, 6000, 14)
 
 
 def test_every_rule_is_compared_with_a_processor() -> None:

@@ -25,7 +25,7 @@ from llmcalc.witnesses.measure import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.workload.inputs import Inputs
-from tests.builders import fields_of
+from tests.builders import fields_of, spec_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
 from tests.samples import in_one_test, sampled, spread
@@ -540,3 +540,18 @@ def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str
     whole = dict(build(config, is_to_run=False).named_parameters())
     text = {name: p for name, p in whole.items() if "vision_model" not in name and "connector" not in name}
     assert spec.tree().total(total_of) == sum(p.numel() for p in text.values()) < sum(p.numel() for p in whole.values())
+
+
+def test_minimax_vl_has_llava_next_encoders_without_the_last_norm() -> None:
+    """MiniMax-VL-01: CLIP's large encoder, two linear layers of the text model's width, and a vector of line ends."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    text = {"model_type": "minimax_text_01", "num_hidden_layers": 2, "attn_type_list": [0, 1], "postnorm": True}
+    text |= {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99}
+    spec = spec_of({"model_type": "minimax_vl_01", "text_config": {**text, "intermediate_size": 96}})
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    with torch.device("meta"):
+        clip = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=336, patch_size=14))
+    nodes = {node.name: node.total(total_of) for node in towers_of(spec).values()}
+    assert nodes["vision_tower"] == sum(weight.numel() for weight in clip.parameters()) - 2 * 1024
+    assert nodes["multi_modal_projector"] == 1024 * 64 + 64 + 64 * 64 + 64 + 64

@@ -15,9 +15,11 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
+from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, QuantoInt, Static, WholeInt
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
+from tests.builders import spec_of
 from tests.costs.quantization.test_quantize import DENSE
 from tests.samples import in_one_test
 
@@ -25,7 +27,7 @@ SHAPES = [(128, 96), (64, 96), (64, 96), (96, 128), (192, 96), (192, 96), (96, 1
 """(rows, columns) of the linear layers of one layer."""
 
 N = 2 * sum(rows * columns for rows, columns in SHAPES)
-ROWS, COLUMNS = 2 * sum(rows for rows, _ in SHAPES), 2 * sum(columns for _, columns in SHAPES)
+ROWS = 2 * sum(rows for rows, _ in SHAPES)
 HEAD = 50 * 96
 PLAIN = 2 * (params(DENSE).total - N)
 """Bytes in bf16 of everything else."""
@@ -68,7 +70,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False},
             },
         },
-        Parts(N, 14 * 4, 0, 14 * 4, PLAIN),
+        Parts(N, 14 * 2, 0, 14 * 2, PLAIN),
     ),
     "quark in FP8, activations scaled as they come": (
         {
@@ -78,12 +80,14 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True},
             },
         },
-        Parts(N, 4 * ROWS, 0, 0, PLAIN),
+        Parts(N, 2 * ROWS, 0, 0, PLAIN),
     ),
     "quark in FP8, weights alone": (
         {
             "quant_method": "quark", "exclude": ["lm_head"],
-            "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+            "global_quant_config": {
+                "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "scale_type": "float32"}
+            },
         },
         Parts(N, 14 * 4, 0, 0, PLAIN),
     ),
@@ -101,7 +105,15 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         },
         Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
     ),
-    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 0, PLAIN)),
+    "torchao in int8": (
+        {"quant_method": "torchao", "quant_type": "int8_weight_only", "modules_to_not_convert": None},
+        Parts(N, 4 * ROWS, ROWS, 0, PLAIN),
+    ),
+    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 14 * 2 * 2, PLAIN)),
+    "quanto in int4": (
+        {"quant_method": "quanto", "weights": "int4"},  # 192 columns are two groups of 96
+        Parts(N // 2, 2 * (ROWS + 2 * 96), 2 * (ROWS + 2 * 96), 14 * 2 * 2, PLAIN),
+    ),
     "Gemma's checkpoints": (
         {
             "quant_method": "gemma", "num_bits": 4, "modules_to_not_convert": ["lm_head"],
@@ -123,7 +135,14 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
     ),
     "exl3": (
         {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg"},
-        Parts(N * 3 // 8 + HEAD * 6 // 8, 2 * (ROWS + COLUMNS + 50 + 96), 0, 0, PLAIN - 2 * HEAD),
+        # sides of 64, 96 and 50 become 128, those of 192 become 256; each of 15 layers has a codebook's number
+        Parts(
+            2 * (4 * 128 * 128 + 3 * 256 * 128) * 3 // 8 + 128 * 128 * 6 // 8,
+            2 * (2 * (4 * 256 + 3 * 384) + 256),
+            0,
+            15 * 4,
+            PLAIN - 2 * HEAD,
+        ),
     ),
     "ModelOpt's AWQ, without a method": (
         {
@@ -213,3 +232,65 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
     assert use.weights == experts // 2 + experts // 32 + 2 * (total - experts) == 65_248_815_744
     assert round(use.weights / 2**30, 2) == 60.77
+
+
+@pytest.mark.parametrize(
+    ("storage_format", "rows", "columns", "total"),
+    [
+        # `HQQLinear` of hqq 0.2.8 with axis 1: W_q, scale and zero
+        *(
+            (HQQ(bits, 64), 128, 192, total)
+            for bits, total in ((8, 26112), (4, 13824), (3, 11520), (2, 7680), (1, 4608))
+        ),
+        # `quantize` and `freeze` of optimum-quanto 0.2.7: the state dict
+        (WholeInt(static=Static(2)), 128, 256, 33028),
+        (FP8("row", None, 2), 128, 256, 33028),
+        (QuantoInt(4), 128, 224, 17924),
+        (QuantoInt(4), 128, 300, 19716),
+        (QuantoInt(2), 127, 96, 3584),
+        (QuantoInt(2), 126, 2880, 105844),
+        # `QuantizedLinear` of aqlm 1.1.7: code books, codes and scales
+        (AQLM(8, 1, 1, 16), 128, 192, 1054976),
+        (AQLM(8, 1, 2, 8), 128, 192, 14592),
+        # `quantize_` of torchao 0.18: the tensors of Int8Tensor and Float8Tensor
+        (WholeInt(symmetric=False, scale_bytes=4), 128, 256, 33408),
+        (WholeInt(32, symmetric=False, scale_bytes=4), 128, 256, 37888),
+        (FP8("row"), 128, 256, 33280),
+        # `NVFP4QTensor.quantize` of nvidia-modelopt 0.47: codes, scales of blocks and of the tensor
+        (FP4(16, 1), 128, 192, 13828),
+    ],
+    ids=repr,
+)
+def test_a_layer_has_the_bytes_of_its_library(storage_format: Any, rows: int, columns: int, total: int) -> None:
+    """The sum of the bytes of all tensors that the library made of a bf16 layer without a bias."""
+    parts = storage_format.bytes_by_part(rows, columns, 2)
+    assert parts.weights + parts.scales + parts.zeros + parts.other == total
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scheme", "scale_type", "is_dynamic", "total"),
+    [
+        ("fp8_e4m3", "per_tensor", None, False, 63900),
+        ("fp8_e4m3", "per_channel", "float", True, 64768),
+        ("fp4", "per_group", "float", True, 49472),
+    ],
+)
+def test_a_model_has_the_bytes_that_quark_exports(
+    dtype: str, scheme: str, scale_type: str | None, is_dynamic: bool, total: int
+) -> None:
+    """The sum of all tensors in the file of `export_safetensors` of amd-quark 0.13, of a Llama with one layer."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 128}
+    config = {"model_type": "llama", **sizes, "num_attention_heads": 4, "num_key_value_heads": 2}
+    weights = {
+        "dtype": dtype,
+        "qscheme": scheme,
+        "scale_type": scale_type,
+        "group_size": 32 if dtype == "fp4" else None,
+    }
+    inputs = {"dtype": dtype, "qscheme": scheme, "is_dynamic": is_dynamic}
+    quantization = {"global_quant_config": {"weight": weights, "input_tensors": inputs}, "exclude": ["lm_head"]}
+    scheme_of_quark = scheme_of_config({"quantization_config": {"quant_method": "quark", **quantization}})
+    spec = spec_of(config)
+    assert scheme_of_quark is not None
+    names = checkpoint_of(config).names(spec.tree(), spec.kind)
+    assert quantized_size(spec, scheme_of_quark, names=names).total == total

@@ -168,7 +168,7 @@ class HeadKernels(ElementwiseKernels):
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(module_scope, module)
 
-    def do_second_output(self, operation: Step) -> None:
+    def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.ins[0])
         self.further_outputs.append(self.loss_of(logits))

@@ -98,6 +98,13 @@ def _read_llava_next(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
+def _read_minimax_vl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MiniMax-VL-01: LLaVA-NeXT, whose checkpoint lacks the norm after CLIP's layers."""
+    towers = _read_llava_next(wrapper, config, width)
+    del towers["vision_tower"]["stack"]["final_norm"]
+    return towers
+
+
 def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Video-LLaVA: an image encoder and a video encoder of equal sizes, with one projector."""
     towers = _read_llava(wrapper, config, width)
@@ -257,6 +264,16 @@ LLAVA: Table = {
     "vision_feature_select_strategy": "default",
 }
 LLAVA_NEXT: Table = {**LLAVA, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
+MINIMAX_VL: Table = {
+    **LLAVA,
+    "vision_feature_layer": -1,
+    "image_grid_pinpoints": [
+        [336 * down, 336 * across]
+        for down, most_across in enumerate((6, 6, 6, 4, 3, 3), 1)
+        for across in range(1, most_across + 1)
+    ],
+}
+"""transformers: models/minimax_vl_01/modular_minimax_vl_01.py (`MiniMaxVL01Config`), after 5.23."""
 ONEVISION: Table = {
     **LLAVA,
     "vision_feature_layer": -1,
@@ -300,6 +317,7 @@ KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PI
 WRAPPERS = {
     "llava": vision_section(_read_llava, KINDS, LLAVA, VIT_L),
     "llava_next": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
+    "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP}, MINIMAX_VL, VIT_L),
     "llava_next_video": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
     "video_llava": vision_section(_read_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224}),
     "vipllava": vision_section(

@@ -278,7 +278,10 @@ def _read_keye(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
-    return _keye_towers(config, width, "merged")
+    """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
+    towers = _keye_towers(config, width, "merged")
+    image = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    return towers | {"vision_model": {**towers["vision_model"], "image": {**image, "rounds_sides": True}}}
 
 
 def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
@@ -408,13 +411,15 @@ QWEN_VL_ROWS = 256
 def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Phi-3-vision: CLIP's large encoder, with sizes fixed in the class, and two linear layers.
 
-    Two vectors of four patches' width mark the ends of lines and of the whole image.
+    Two vectors of four patches' width mark the ends of lines and of the whole image. vLLM's phi3v.py reads num_crops of
+    the config, which is 16 where the config does not state it.
     """
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
     clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
+    tiles: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": wrapper.size("num_crops"), "merge": 2}
     return {
-        "vision_model": clip_encoder(clip_config),
+        "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tiles}},
         "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_linear_layers(width), merge=2, input_marks=2),
     }
 
@@ -625,6 +630,7 @@ WRAPPERS = {
         "img_processor": Section(
             _read_phi3v,
             {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
+            {"num_crops": 16},
             ignored_fields=frozenset({"model_name", "num_img_tokens"}),
         )
     },

@@ -115,7 +115,9 @@ FAMILIES = {
         "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py", "llm_config"
     ),
     "pointsv1.5_chat": _wrapper("qwen2", f"{SGLANG}points_v15_chat.py", "llm_config"),
-    "minimax_vl_01": _wrapper("minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"),
+    "minimax_vl_01": _wrapper(
+        "minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py", tower_file="llava"
+    ),
     "llavaonevision1_5": _wrapper(
         "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py", tower_file=READ_HERE
     ),

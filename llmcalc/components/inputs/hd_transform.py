@@ -1,0 +1,41 @@
+"""The rule for images scaled to the widest row of tiles within a number of tiles, beside the whole image.
+
+Phi-3-vision: https://huggingface.co/microsoft/Phi-3-vision-128k-instruct/blob/main/image_processing_phi3_v.py
+(`HD_transform`); its encoder always reads the most tiles, of which those without pixels are zeros.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Literal
+
+from ...errors import InputError
+from .base import EncodedInput
+from .dynamic_hd import DynamicHd
+
+
+class HdTransform(DynamicHd):
+    """The rule for images whose longer side becomes as many tiles as fit; the encoder reads max_tiles + 1 tiles.
+
+    size: the side of a tile in pixels.
+    max_tiles: the most tiles, without the whole image.
+    merge: the side of the square of patches of a token.
+
+    A mark ends each line of tokens, of the whole image too, and one stands between the tiles and the whole image.
+    """
+
+    type: Literal["hd_transform"] = "hd_transform"  # type: ignore[assignment]
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        aspect_ratio, longer_tiles = max(height, width) / min(height, width), 1
+        while (longer_tiles + 1) * ceil((longer_tiles + 1) / aspect_ratio) <= self.max_tiles:
+            longer_tiles += 1
+        shorter_pixels = int(longer_tiles * self.size / aspect_ratio)
+        if not shorter_pixels:
+            raise InputError(
+                f"--image {width}x{height}: the processor makes a side without pixels of it; expected another shape"
+            )
+        tiles = ceil(shorter_pixels / self.size), longer_tiles
+        tokens_per_side = self.size // patch_size // self.merge
+        lines, columns = (tokens_per_side * count for count in (tiles if width >= height else reversed(tiles)))
+        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, lines, columns)
