@@ -89,7 +89,8 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
-    settings, assumed_options = question.settings.with_(phase="training"), []
+    settings = question.settings.with_(phase="training").with_usual_recomputation()
+    assumed_options: list[str] = []
     if settings.seq is None:
         spec = question.preset.model
         longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ

@@ -200,11 +200,11 @@ class ServeOptions:
             metavar="R",
         ),
     ] = None
-    ttft: Annotated[float | None, in_seconds("Most time to the first token (1s, 300ms).", "Inference")] = None
+    ttft: Annotated[float | None, in_seconds("Most time to the first token (1s, 300ms), as the upper end of its range.", "Inference")] = None
     tpot: Annotated[
         float | None,
         in_seconds(
-            "Most time of each further token (30ms).",
+            "Most time of each further token (30ms), as its likely value.",
             "Inference",
             parse=partial(parse_duration, most_without_unit=MOST_TPOT_WITHOUT_UNIT),
         ),
@@ -232,7 +232,7 @@ class ServeOptions:
             metavar="auto|P:D",
         ),
     ] = None
-    devices: Annotated[int | None, size("Devices of the server; default as few as keep the limits.")] = None
+    devices: Annotated[int | None, size("Devices of the server; default those of the cheapest that keeps the limits.")] = None
     tp: Annotated[int | None, size("Ranks that divide heads and widths. A given layout is the only one.")] = None
     pp: Annotated[int | None, size("Stages of a pipeline.")] = None
     dp: Annotated[int | None, size("Replicas; with --ep above --tp, ranks with attention of their own.")] = None

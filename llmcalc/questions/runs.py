@@ -161,7 +161,8 @@ def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settin
     """
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    return settings if is_given("phase") else settings.with_(phase="training")
+    settings = settings if is_given("phase") else settings.with_(phase="training")
+    return settings.with_usual_recomputation()
 
 
 def memory_question(

@@ -99,7 +99,7 @@ def money_range(cost: Amount) -> str:
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = several(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
-        requests = plural(run_cost.load_point.concurrency, "request")
+        requests = plural(int(run_cost.load_point.concurrency), "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
