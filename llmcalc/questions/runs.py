@@ -317,6 +317,17 @@ def check_precision(settings: Settings, record: Framework) -> None:
         )
 
 
+def refuse_missing_units(question: RunQuestion) -> None:
+    """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
+    from ..studies.run_time import missing_units_error
+    from ..timing.device import may_multiply
+
+    precision, hardware = question.settings.precision or "", question.hardware
+    dtype = NARROW_PRODUCTS.get(precision)
+    if dtype is not None and hardware is not None and not may_multiply(hardware, dtype):
+        raise missing_units_error(precision, dtype, hardware)
+
+
 def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
@@ -538,6 +549,7 @@ def answers_of_planned_runs(
     """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer` if it has no answer."""
     from ..frameworks.registry import framework_of
 
+    refuse_missing_units(question)
     refusal, is_answered = None, False
     for memory_on_one, layout in planned_runs(question):
         check_precision(question.settings, framework_of(layout))

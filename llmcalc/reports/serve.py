@@ -264,7 +264,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     example = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = _cheaper_tie_notes(study, servers)
-    notes += [] if example is None else [_class_text(study, example.tpot)]
+    notes += [] if example is None else [class_text(example.tpot, study.stack.title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
@@ -282,7 +282,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
     if study.trace is not None:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
-    notes += [] if example is None else [f"TTFT: {_class_text(study, example.ttft)}"]
+    notes += [] if example is None else [f"TTFT: {class_text(example.ttft, study.stack.title)}"]
     notes += [study.version.note] if study.version.note else []
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
@@ -311,14 +311,6 @@ def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
         f"{units.percent(cheapest_rate / chosen_server.point.per_device - 1, 1)} more tokens/s of a device, within "
         f"{TIE * 100:g} %: a tie"
     ]
-
-
-def _class_text(study: ServeStudy, latency: Range) -> str:
-    """Writes the class of an estimated latency; of what was never measured on any device, what it is."""
-    if study.speculation is not None or study.disaggregated:
-        untested = "drafted tokens" if study.speculation is not None else "prompts on replicas of their own"
-        return f"{study.stack.title} with {untested} was never tested: the range is the widest"
-    return class_text(latency, study.stack.title)
 
 
 def _group_text(group: Disaggregated) -> str:
@@ -404,7 +396,10 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "speculation": _speculation_data(study),
         "price": study.price,
         "servers": listed_servers,
-        "front": [{"server": server_index, "concurrency": _users_data(concurrency)} for server_index, concurrency in servers.front],
+        "front": [
+            {"server": server_index, "concurrency": _users_data(concurrency)}
+            for server_index, concurrency in servers.front
+        ],
         "chosen": _chosen_data(study, servers),
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},

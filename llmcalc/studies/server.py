@@ -148,8 +148,9 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        is_tested = replica.speculation is None and self.group is None
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested, burst_seconds)
+        untested = "" if self.group is None else "prompts on replicas of their own"
+        untested = untested if replica.speculation is None else "drafted tokens"
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, untested, burst_seconds)
 
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""

@@ -110,4 +110,6 @@ def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vo
             f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"
         )
-    check_draft(target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary)
+    check_draft(
+        target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary
+    )
