@@ -512,7 +512,7 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
     layout, refusal, is_planned = question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout)
+    first_framework, *other_frameworks = frameworks_for_plans(layout, question.hardware)
     yields_all = question.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]

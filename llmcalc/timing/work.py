@@ -228,7 +228,10 @@ class WorkRecorder(Placements):
 
     def _runs(self, step: Step) -> bool:
         """Whether a pass computes any row of a step: an encoder has read its source before a token is decoded."""
-        return not step.outs or not is_zero(step.outs[0].rows.new_rows(self.run_config.workload))
+        return not step.outs or not self._has_no_rows(step.outs[0])
+
+    def _has_no_rows(self, value: Value) -> bool:
+        return value.rows is not ONCE and is_zero(value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, step: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
@@ -261,7 +264,7 @@ class WorkRecorder(Placements):
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        if is_zero(value.rows.new_rows(self.run_config.workload)):
+        if self._has_no_rows(value):
             return
         if group == "ep" and self._gathers_tokens:
             self._add_gathering(value, backward)
