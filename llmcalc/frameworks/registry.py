@@ -34,7 +34,7 @@ WHOLE_WEIGHTS = {WITHOUT_A_NAME: None, "deepspeed": 2}
 """Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
 
 VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
-"""Vendors on whose accelerators torch.distributed has no backend, so that each trains alone (pytorch/pytorch#189853)."""
+"""Vendors on whose accelerators torch.distributed has no backend; each trains alone (pytorch/pytorch#189853)."""
 
 
 @cache
