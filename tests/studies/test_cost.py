@@ -63,7 +63,8 @@ def test_what_is_assumed_is_said(run: Any) -> None:
     assert cost(run, *many)["assumed"] == ["--global-batch 500"]  # the largest divisor of 3,000 up to 512
 
 
-QLORA = (
+ADAPTERS = ("--seq", "2k", "--lora-rank", "16", "--base", "nf4")
+QLORA = ("smollm-135m?num_hidden_layers=2", "--hardware", "rtx-4090", "--devices", "1", *ADAPTERS)
     "smollm-135m?num_hidden_layers=2",
     "--hardware",
     "rtx-4090",

@@ -235,13 +235,13 @@ def test_accelerators_without_collectives_train_alone_in_pytorch(run: Any) -> No
     assert answer(run, "plan", *words, "--devices", "1")["framework"] == "torch"
 
 
+REFUSED_UNITS = ("nvfp4", "h100", "h100-sxm has no fp4"), ("fp8", "a100", "80gb has no fp8")
+
+
 def test_no_advice_leads_back_to_a_refusal(run: Any) -> None:
     """plan said that time has nvfp4, and time that plan lists layouts; or plan named a framework that refuses it."""
     for command in (("plan",), ("cost", "--tokens", "1B"), ("time", "--phase", "training")):
-        for precision, hardware, units in (
-            ("nvfp4", "h100", "h100-sxm has no fp4"),
-            ("fp8", "a100", "80gb has no fp8"),
-        ):
+        for precision, hardware, units in REFUSED_UNITS:
             words = (SMALL, "--devices", "2", "--hardware", hardware, "--precision", precision)
             error = run(command[0], *words, *command[1:]).error
             assert f"{units} units; expected bf16-master or another --hardware" in error
@@ -330,7 +330,7 @@ def test_the_place_of_a_layout(run: Any) -> None:
 
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     """Place 1 was a layout that is not in the table, since its replay did not fit."""
-    layout_plan: Any = llmcalc.plan(SMALL, "h100", 4, seq=128, rows=3).result
+    layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
     first, second, *others = layout_plan.plan.feasible
     refused_plan = replace(layout_plan.plan, feasible=[second, *others])
     layouts_in_order = replace(layout_plan, plan=refused_plan).order
