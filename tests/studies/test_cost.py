@@ -65,18 +65,6 @@ def test_what_is_assumed_is_said(run: Any) -> None:
 
 ADAPTERS = ("--seq", "2k", "--lora-rank", "16", "--base", "nf4")
 QLORA = ("smollm-135m?num_hidden_layers=2", "--hardware", "rtx-4090", "--devices", "1", *ADAPTERS)
-    "smollm-135m?num_hidden_layers=2",
-    "--hardware",
-    "rtx-4090",
-    "--devices",
-    "1",
-    "--seq",
-    "2k",
-    "--lora-rank",
-    "16",
-    "--base",
-    "nf4",
-)
 
 
 def test_adapters_cost_the_seconds_of_time(run: Any) -> None:
