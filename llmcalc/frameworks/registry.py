@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError, suggest
 
 if TYPE_CHECKING:
+    from ..accelerator import Hardware
     from ..parallel.layout import Layout
     from ..parallel.layout_request import LayoutRequest
     from .framework import Framework
@@ -31,6 +32,9 @@ FOR_PLANS = "megatron", "fsdp2", "torch"
 
 WHOLE_WEIGHTS = {WITHOUT_A_NAME: None, "deepspeed": 2}
 """Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
+
+VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
+"""Vendors on whose accelerators torch.distributed has no backend; each trains alone (pytorch/pytorch#189853)."""
 
 
 @cache
@@ -57,9 +61,21 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     )
 
 
-def frameworks_for_plans(layout_request: LayoutRequest) -> tuple[Framework, ...]:
-    """Returns the frameworks for a plan's layouts: the named or implied framework, else `FOR_PLANS`."""
+def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | None = None) -> tuple[Framework, ...]:
+    """Returns the frameworks for a plan's layouts: the named or implied framework, else `FOR_PLANS`.
+
+    Raises `InputError` for more than one accelerator without collectives, and for a framework that needs them.
+    """
     implied_framework = framework_of(layout_request)
+    if hardware is not None and hardware.vendor in VENDORS_WITHOUT_COLLECTIVES:
+        reason = f"torch.distributed has no backend on {hardware.title}"
+        if implied_framework.name != WITHOUT_A_NAME:
+            raise InputError(f"--framework {implied_framework.name}: {reason}; expected --framework {WITHOUT_A_NAME}")
+        if layout_request.devices not in (None, 1):
+            raise InputError(
+                f"--devices {layout_request.devices}: {reason}; expected --devices 1, or another --hardware"
+            )
+        return (implied_framework,)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)
     return tuple(framework(name) for name in FOR_PLANS)

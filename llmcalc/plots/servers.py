@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
-from ..reports.serve import layout_text
+from ..reports.serve import layout_text, users_text
 from ..studies.server import Limits, LoadPoint
 from ..studies.serving import Servers
 from .figure import draw_heading, in_style, is_narrow, new_figure
@@ -94,7 +94,7 @@ def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     ax.plot(
         [low_ms, high_ms], [chosen_point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4
     )
-    users = f"chosen: {chosen_point.concurrency:,} users, with its range"
+    users = f"chosen: {users_text(chosen_point.concurrency)} users, with its range"
     ax.plot(
         [estimate], [chosen_point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5
     )

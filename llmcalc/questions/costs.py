@@ -9,7 +9,7 @@ from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
-from ..studies.step_size import usual_batch
+from ..studies.step_size import default_batch, usual_batch
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .options import CostOptions, ServeOptions, TimeOptions
@@ -61,7 +61,13 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     assert options.tokens is not None
     question, assumed_options = _with_usual_step(question, options)
     assert question.settings.seq is not None
-    batch = options.global_batch or usual_batch(question.settings.seq, devices)
+    spec, settings = question.preset.model, question.settings
+    is_pretraining = spec.kind == "decoder" and not spec.model_without_tokens and settings.lora_rank is None
+    batch = options.global_batch or (
+        usual_batch(question.settings.seq, devices)
+        if is_pretraining
+        else default_batch(question.settings.seq, devices, settings.batch or 1)
+    )
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     step_count = -(-options.tokens // step_tokens)
@@ -83,13 +89,15 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
         step=step_seconds,
         step_tokens=step_tokens,
         assumed_options=tuple(assumed_options),
+        is_pretraining=is_pretraining,
         **estimate,
     )
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
-    settings, assumed_options = question.settings.with_(phase="training"), []
+    settings = question.settings.with_(phase="training").with_usual_recomputation()
+    assumed_options: list[str] = []
     if settings.seq is None:
         spec = question.preset.model
         longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ

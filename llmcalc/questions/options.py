@@ -200,11 +200,14 @@ class ServeOptions:
             metavar="R",
         ),
     ] = None
-    ttft: Annotated[float | None, in_seconds("Most time to the first token (1s, 300ms).", "Inference")] = None
+    ttft: Annotated[
+        float | None,
+        in_seconds("Most time to the first token (1s, 300ms), as the upper end of its range.", "Inference"),
+    ] = None
     tpot: Annotated[
         float | None,
         in_seconds(
-            "Most time of each further token (30ms).",
+            "Most time of each further token (30ms), as its likely value.",
             "Inference",
             parse=partial(parse_duration, most_without_unit=MOST_TPOT_WITHOUT_UNIT),
         ),
@@ -232,7 +235,9 @@ class ServeOptions:
             metavar="auto|P:D",
         ),
     ] = None
-    devices: Annotated[int | None, size("Devices of the server; default as few as keep the limits.")] = None
+    devices: Annotated[
+        int | None, size("Devices of the server; default those of the cheapest that keeps the limits.")
+    ] = None
     tp: Annotated[int | None, size("Ranks that divide heads and widths. A given layout is the only one.")] = None
     pp: Annotated[int | None, size("Stages of a pipeline.")] = None
     dp: Annotated[int | None, size("Replicas; with --ep above --tp, ranks with attention of their own.")] = None
@@ -262,7 +267,11 @@ class CostOptions:
         float | None, in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.")
     ] = None
     global_batch: Annotated[
-        int | None, listed("Sequences per training step. Default about 4M tokens, of --seq 4096.")
+        int | None,
+        listed(
+            "Sequences per training step. Default about 4M tokens, of --seq 4096; of adapters and encoders a "
+            "micro-batch of each device."
+        ),
     ] = None
     engine: EngineName = None
     stack: Stack = None

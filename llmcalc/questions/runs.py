@@ -161,7 +161,8 @@ def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settin
     """
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    return settings if is_given("phase") else settings.with_(phase="training")
+    settings = settings if is_given("phase") else settings.with_(phase="training")
+    return settings.with_usual_recomputation()
 
 
 def memory_question(
@@ -314,6 +315,17 @@ def check_precision(settings: Settings, record: Framework) -> None:
             f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
             f"expected {expected_formats}"
         )
+
+
+def refuse_missing_units(question: RunQuestion) -> None:
+    """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
+    from ..studies.run_time import missing_units_error
+    from ..timing.device import may_multiply
+
+    precision, hardware = question.settings.precision or "", question.hardware
+    dtype = NARROW_PRODUCTS.get(precision)
+    if dtype is not None and hardware is not None and not may_multiply(hardware, dtype):
+        raise missing_units_error(precision, dtype, hardware)
 
 
 def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
@@ -500,7 +512,7 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
     layout, refusal, is_planned = question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout)
+    first_framework, *other_frameworks = frameworks_for_plans(layout, question.hardware)
     yields_all = question.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
@@ -537,6 +549,7 @@ def answers_of_planned_runs(
     """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer` if it has no answer."""
     from ..frameworks.registry import framework_of
 
+    refuse_missing_units(question)
     refusal, is_answered = None, False
     for memory_on_one, layout in planned_runs(question):
         check_precision(question.settings, framework_of(layout))

@@ -174,7 +174,7 @@ def _speculation_of_options(
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
-    from ..costs.draft import check_draft
+    from ..costs.draft import check_draft, states_of
     from ..timing.speculation import Speculation
 
     typed_options = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
@@ -195,7 +195,8 @@ def _speculation_of_options(
     draft = None
     if method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}")
+        reads_states = states_of(draft.model) is not None
+        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
     return Speculation(tokens, options.acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..device_memory.settings import Settings
+from ..device_memory.settings import NARROW_PRODUCTS, Settings
 from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
@@ -101,6 +101,8 @@ def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
+    from ..frameworks.registry import NAMES as FRAMEWORK_NAMES
+    from ..frameworks.registry import framework
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
@@ -112,11 +114,10 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     layout_question = question.preset.model, question.layout, question.tokens
     with suggest_nearest_layouts(*layout_question):
         memory, record, layout = training_run(question)
-        least_bytes, chosen_options = record.estimate(memory).least_bytes(layout), ""
-        fastest = _fastest_fitting_layout(question, options) if least_bytes > hardware.capacity_bytes else None
-        if fastest is None:
-            micro_batches = micro_batches_of(memory, layout, options.global_batch)
-        else:
+        micro_batches, chosen_options = micro_batches_of(memory, layout, options.global_batch), ""
+        needed_bytes = _bytes_of_training(memory, record, layout, micro_batches)
+        fastest = _fastest_fitting_layout(question, options) if needed_bytes > hardware.capacity_bytes else None
+        if fastest is not None:
             candidate, record = fastest.plan.feasible[0], fastest.framework
             memory = fastest.estimates.with_recompute(candidate.recompute).memory
             layout, micro_batches = candidate.layout, candidate.micro_batches
@@ -129,7 +130,20 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
         timed_run = time_training(memory, hardware, layout, micro_batches, settings)
-    return replace(timed_run, resident_bytes=least_bytes, chosen_options=chosen_options)
+    precision = question.settings.precision or ""
+    is_planned = precision not in NARROW_PRODUCTS or any(
+        precision in framework(name).narrow_precisions for name in FRAMEWORK_NAMES
+    )
+    return replace(timed_run, resident_bytes=needed_bytes, chosen_options=chosen_options, is_planned=is_planned)
+
+
+def _bytes_of_training(memory: Memory, record: Framework, layout: Layout, micro_batches: int) -> int:
+    """Returns the tensors of a layout's largest rank at its peak, or without the activations if these are not known."""
+    estimate = record.estimate(memory)
+    try:
+        return max(estimate.least_bytes(layout), estimate.largest_rank(layout, micro_batches)[0])
+    except InputError:
+        return estimate.least_bytes(layout)
 
 
 def _fastest_fitting_layout(question: RunQuestion, options: TimeOptions) -> LayoutPlan | None:

@@ -8,12 +8,13 @@ from .. import units
 from ..accelerator import Hardware
 from ..sources.preset import Preset
 from ..studies.cost import NOT_COUNTED, RunCost
+from ..studies.plan import LayoutPlan
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several
 from .seconds import class_text, duration
 from .serve import layout_text
-from .share import layout_cell
+from .share import candidate_cell
 from .summary import model_data
 
 TITLES = {
@@ -99,17 +100,23 @@ def money_range(cost: Amount) -> str:
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = several(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
-        requests = plural(run_cost.load_point.concurrency, "request")
+        requests = plural(int(run_cost.load_point.concurrency), "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
     step_text = duration(run_cost.step.estimate, digits=3)
     step_origin = "measured" if run_cost.is_measured else "likely"
-    layout = "" if run_cost.plan is None else f", {layout_cell(run_cost.plan.plan.feasible[0].layout)}"
+    layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
     return (
         f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}"
     )
+
+
+def _planned_layout(layout_plan: LayoutPlan) -> str:
+    """Writes the layout that trains with what it recomputes, its framework's choice or the run's own."""
+    candidate = layout_plan.plan.feasible[0]
+    return candidate_cell(candidate.layout, candidate.recompute or layout_plan.memory.settings.recompute or "")
 
 
 def _step_text(run_cost: RunCost) -> str:
@@ -117,7 +124,11 @@ def _step_text(run_cost: RunCost) -> str:
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
     is_usual_batch = any(option.startswith("--global-batch") for option in run_cost.assumed_options)
-    return " (a step of about 4M tokens, as of Llama 2 and 3)" if is_usual_batch else ""
+    if not is_usual_batch:
+        return ""
+    if run_cost.is_pretraining:
+        return " (a step of about 4M tokens, as of Llama 2 and 3)"
+    return " (a micro-batch of each device)"
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:

@@ -187,7 +187,9 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         ]
     name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
     layout_position = (
-        "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+        "the only layout"
+        if layout_count == 1
+        else f"the first of {layout_count:,} layouts in the order of plan --by memory"
     )
     notes = [
         f"kernels and buffers of {name}; {layout_position}",

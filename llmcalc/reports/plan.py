@@ -10,14 +10,14 @@ from ..errors import InputError
 from ..frameworks.ranks import attention_of
 from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
-from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
+from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_of, range_text
-from .share import layout_cell
+from .share import candidate_cell
 from .summary import model_data
 
 LAYOUT_COLUMNS = (
@@ -100,7 +100,7 @@ def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
-    layouts_in_order = layout_plan.plan.order
+    layouts_in_order = layout_plan.order
     return {
         "layout": dict(requested_sizes),
         "place": position_of_layout(layouts_in_order, requested_sizes),
@@ -136,9 +136,8 @@ def _fitting_count(plan: Plan) -> str:
 
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
-    recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
     framework_text = f" ({framework_title})" if framework_title else ""
-    cells = [layout_cell(candidate.layout) + recomputation + framework_text, candidate.micro_batches]
+    cells = [candidate_cell(candidate.layout, candidate.recompute) + framework_text, candidate.micro_batches]
     if layout_plan.times is None:
         cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(cells)

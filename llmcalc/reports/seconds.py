@@ -130,7 +130,8 @@ def class_text(estimate: Range, title: str) -> str:
     """Writes the class of an estimate in words, with the tested errors of the class."""
     tested_errors = estimate.tested
     if tested_errors is None:
-        return f"{title} on this device was never tested: the range is the widest"
+        untested = f"with {estimate.untested}" if estimate.untested else "on this device"
+        return f"{title} {untested} was never tested: the range is the widest"
     median_text, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
@@ -249,17 +250,15 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in timed_run.rules.items() if value is not None]
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
+    training_bytes = f"weights, gradients, optimizer states and activations {sizes}"
     if timed_run.phase != "training":
         too_large = f"weights and cache {sizes}: they do not fit; --devices N divides them"
     elif timed_run.chosen_options:
-        too_large = (
-            f"the fastest layout that fits: {timed_run.chosen_options}; undivided, weights, gradients and optimizer "
-            f"states {sizes}"
-        )
+        too_large = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
+    elif timed_run.is_planned:
+        too_large = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
     else:
-        too_large = (
-            f"weights, gradients and optimizer states {sizes}: they do not fit; llmcalc plan lists layouts that do"
-        )
+        too_large = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
         *([too_large] if resident_bytes > capacity else []),
         *lines,

@@ -34,8 +34,13 @@ def _rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
+def users_text(users: float) -> str:
+    """Writes a number of requests at any time, of which a rate of arrivals may have fewer than one: `64`, `0.031`."""
+    return units.exact(int(users)) if users == int(users) else _rate_text(users)
+
+
 SHARED_COLUMNS = (
-    Column("concurrency", "users", units.exact),
+    Column("concurrency", "users", users_text),
     Column("ttft", "TTFT", text_of_cell),
     Column("tpot", "TPOT", text_of_cell),
 )
@@ -147,8 +152,8 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
 
 def _aside_text(study: ServeStudy) -> str:
     latency_limits = study.limits
-    limit_texts = [f"TTFT ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
-    limit_texts += [f"TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
+    limit_texts = [f"all of TTFT ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    limit_texts += [f"likely TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = study.requests.cached
     return ", ".join(
         [
@@ -176,15 +181,16 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     return rows
 
 
-def _server_order(servers: Servers, server_index: int) -> tuple[bool, float, int]:
+def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, float, int]:
     server_point = servers.points[server_index]
-    if servers.traces:
-        return not servers.keeps_limits[server_index], servers.servers[server_index].devices, server_index
-    return (
-        not servers.keeps_limits[server_index],
-        -server_point.per_device if server_point is not None else 0.0,
-        server_index,
-    )
+    rate = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
+    is_chosen = servers.chosen is not None and servers.chosen.index == server_index
+    return not is_chosen, not servers.keeps_limits[server_index], rate, server_index
+
+
+def _rate_of_device(server_point: LoadPoint | None) -> float:
+    """Returns the tokens per second and device in digits that rounding does not reach; 0 without a point."""
+    return 0.0 if server_point is None else rounded(server_point.per_device)
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
@@ -254,11 +260,11 @@ def _classified_point(servers: Servers) -> LoadPoint | None:
 
 
 def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
-    title, chosen_server = study.stack.title, servers.chosen
+    chosen_server = servers.chosen
     example = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
-    notes = _smaller_tie_notes(study, servers)
-    notes += [] if example is None else [class_text(example.tpot, title)]
+    notes = _cheaper_tie_notes(study, servers)
+    notes += [] if example is None else [class_text(example.tpot, study.stack.title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
@@ -276,31 +282,35 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
     if study.trace is not None:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
-    notes += [] if example is None else [f"TTFT: {class_text(example.ttft, title)}"]
+    notes += [] if example is None else [f"TTFT: {class_text(example.ttft, study.stack.title)}"]
     notes += [study.version.note] if study.version.note else []
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
 
 
-def _smaller_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
-    """Names the server with the fewest devices that is as cheap as the chosen one, if that has more devices."""
+def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
+    """Names the server with the most tokens/s of a device, if the chosen one ties with it and has fewer devices."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
-    least_rate = chosen_server.point.per_device * (1 - TIE)
-    tied_servers = [
-        server
-        for server, server_point, keeps_limits in zip(
-            servers.servers, servers.points, servers.keeps_limits, strict=True
-        )
-        if keeps_limits and server_point is not None and server_point.per_device >= least_rate
-    ]
-    smallest_server = min(tied_servers, key=lambda server: server.devices)
-    if smallest_server.devices == servers.servers[chosen_server.index].devices:
+    cheapest_rate, cheapest = max(
+        (
+            (server_point.per_device, server)
+            for server, server_point, keeps_limits in zip(
+                servers.servers, servers.points, servers.keeps_limits, strict=True
+            )
+            if keeps_limits and server_point is not None
+        ),
+        key=lambda candidate: candidate[0],
+    )
+    if cheapest_rate <= chosen_server.point.per_device or cheapest.devices <= chosen_server.point.devices:
         return []
-    devices_text = several(smallest_server.devices, study.hardware.title)
-    return [f"{layout_text(smallest_server)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
+    return [
+        f"{layout_text(cheapest)} on {several(cheapest.devices, study.hardware.title)} has "
+        f"{units.percent(cheapest_rate / chosen_server.point.per_device - 1, 1)} more tokens/s of a device, within "
+        f"{TIE * 100:g} %: a tie"
+    ]
 
 
 def _group_text(group: Disaggregated) -> str:
@@ -333,10 +343,15 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
+def _users_data(users: float) -> float:
+    """Returns a number of requests at any time as plain data."""
+    return users if users == int(users) else rounded(users)
+
+
 def point_data(server_point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
-        "concurrency": server_point.concurrency,
+        "concurrency": _users_data(server_point.concurrency),
         "ttft": server_point.ttft.amount.as_data(),
         "tpot": server_point.tpot.amount.as_data(),
         "end_to_end": server_point.end_to_end.as_data(),
@@ -381,7 +396,10 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "speculation": _speculation_data(study),
         "price": study.price,
         "servers": listed_servers,
-        "front": [{"server": server_index, "concurrency": concurrency} for server_index, concurrency in servers.front],
+        "front": [
+            {"server": server_index, "concurrency": _users_data(concurrency)}
+            for server_index, concurrency in servers.front
+        ],
         "chosen": _chosen_data(study, servers),
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},

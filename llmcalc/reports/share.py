@@ -24,6 +24,11 @@ def layout_cell(layout: Layout) -> str:
     return " ".join(group.replace(" ", "") for group in _group_sizes(layout)) or ALONE
 
 
+def candidate_cell(layout: Layout, recompute: str) -> str:
+    """Writes a layout of a plan with what it recomputes, if anything: `dp8 ZeRO-3 recompute full`."""
+    return layout_cell(layout) + (f" recompute {recompute}" if recompute not in ("", "none") else "")
+
+
 ALONE = "one device"
 
 

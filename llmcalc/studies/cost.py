@@ -76,6 +76,7 @@ class RunCost:
     plan: the plan whose first layout trains; None for others.
     server, load_point: what serves the requests; None for training.
     assumed_options: options that were not given, with their values.
+    is_pretraining: whether all weights of a model that gives tokens are trained, whose usual steps have 4M tokens.
     """
 
     cost: Cost
@@ -91,3 +92,4 @@ class RunCost:
     server: Server | None = None
     load_point: LoadPoint | None = None
     assumed_options: tuple[str, ...] = ()
+    is_pretraining: bool = False

@@ -15,17 +15,26 @@ from .run_time import TimedRun, TimeSettings, time_inference
 LLAMA_CPP_STACK = "llamacpp"
 """The stack of weights in the formats of llama.cpp, and of accelerators of its vendors on which vLLM does not run."""
 
+TRANSFORMERS_STACK = "transformers"
+"""The stack of models with an encoder and a decoder."""
+
 LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 """Vendors of accelerators on which llama.cpp runs where vLLM does not: Apple's chips and NVIDIA's GPUs before Volta."""
 
 
 def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
-    """Returns the stack with which people run a model on an accelerator today. memory: of the model, if it is known."""
+    """Returns the stack with which people run a model on an accelerator today. memory: of the model, if it is known.
+
+    No server that is modelled has an encoder beside a decoder, which transformers runs.
+    """
     stored = None if memory is None else memory.states.quantized
     has_gguf_weights = stored is not None and isinstance(stored.scheme, GGUFMix)
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     is_usual = hardware.usual_engine == "llama.cpp"
-    return LLAMA_CPP_STACK if has_gguf_weights or needs_llama_cpp or is_usual else USUAL_ENGINE
+    if has_gguf_weights or needs_llama_cpp or is_usual:
+        return LLAMA_CPP_STACK
+    has_both_stacks = memory is not None and memory.spec.encoder is not None and memory.spec.decoder is not None
+    return TRANSFORMERS_STACK if has_both_stacks else USUAL_ENGINE
 
 
 def decoded_token(

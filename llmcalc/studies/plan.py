@@ -69,7 +69,6 @@ class Plan:
     feasible: layouts that fit in a replay, best first.
     unreplayed: layouts whose tensors fit and that were not replayed, best first.
     replays: number of layouts that were replayed.
-    order: layouts whose tensors may fit, best first.
     refused: reason → number of layouts.
     nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
     ended_early: whether its work was spent before all layouts were tried, or enough of them replayed.
@@ -79,7 +78,6 @@ class Plan:
     feasible: list[Candidate] = field(default_factory=list)
     unreplayed: list[Candidate] = field(default_factory=list)
     replays: int = 0
-    order: list[Candidate] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nearest: Candidate | None = None
     ended_early: bool = False
@@ -160,6 +158,15 @@ class LayoutPlan:
     @property
     def framework(self) -> Framework:
         return self.estimates.framework
+
+    @property
+    def order(self) -> list[Candidate]:
+        """The layouts that fit, as they are listed, then those that may fit and were not replayed, best first."""
+        plans = (self, *self.other_plans)
+        return [
+            *(candidate for _, candidate in self.rows_of_frameworks),
+            *(candidate for layout_plan in plans for candidate in layout_plan.plan.unreplayed),
+        ]
 
     @cached_property
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
@@ -434,8 +441,8 @@ class LayoutOrder:
             if isinstance(candidate, InputError):
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
-        plan.order = self._sorted([candidate for candidate in candidates if candidate.may_fit])
-        refused_candidates += self._replay_in_order(plan, rows)
+        sorted_candidates = self._sorted([candidate for candidate in candidates if candidate.may_fit])
+        refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
         if nearest == "always" or (nearest == "if none fits" and not plan.feasible):
             refused_candidates = self._with_too_large(refused_candidates, too_large)
             too_large = []
@@ -452,13 +459,12 @@ class LayoutOrder:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
-    def _replay_in_order(self, plan: Plan, rows: int) -> list[Candidate]:
+    def _replay_in_order(self, plan: Plan, rows: int, waiting: list[Candidate]) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit is tried again with more recomputation, at the place where that stands in order.
         """
         too_large: list[Candidate] = []
-        waiting = list(plan.order)
         for _ in range(rows + FURTHER_REPLAYS):
             if len(plan.feasible) == rows or not waiting:
                 break

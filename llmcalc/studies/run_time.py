@@ -53,6 +53,14 @@ SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", 
 DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "fp4"}
 """Number format of weights → format of their products; 16-bit formats are `bf16`."""
 
+
+def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
+    """Returns the error for training in a precision whose products an accelerator has no units for."""
+    return InputError(
+        f"--precision {precision}: {hardware.name} has no {dtype} units; expected bf16-master or another --hardware"
+    )
+
+
 GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats of gradients whose sums are timed."""
 
@@ -111,9 +119,10 @@ class TimedRun:
     lines: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
     hidden_host: seconds of the parts in which kernels wait for the host.
-    resident_bytes: weights and cache of a device in inference; in training weights, gradients and optimizer states of
-        the layout that was asked for.
+    resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
+        optimizer states and activations in the layout that was asked for.
     chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
+    is_planned: whether `plan` has the memory of the run's precision; default true.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
@@ -136,6 +145,7 @@ class TimedRun:
     hidden_host: float = 0.0
     resident_bytes: int = 0
     chosen_options: str = ""
+    is_planned: bool = True
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
@@ -306,10 +316,7 @@ class TrainingTimes:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
         self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
-            raise InputError(
-                f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
-                "expected bf16-master or another --hardware"
-            )
+            raise missing_units_error(memory.settings.precision or self.dtype, self.dtype, hardware)
         if memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
             raise InputError(
                 f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "

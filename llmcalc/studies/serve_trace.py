@@ -130,16 +130,27 @@ def sized_for_trace(
 ) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits, or the reason why there is none.
 
-    replicas: their number, if it is given. Without limits one replica is enough.
+    replicas: their number, if it is given. Without limits one replica is enough. The upper end of TTFT's range is
+        compared with its limit.
     budget: the steps that may be simulated for this server and those after it.
     Raises `InputError` if they are not enough.
     """
     sequences = max(1, server.most_sequences // server.replica.batch_count)
     step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest_request, trace.mean_input)
 
+    longest_step = float(server.range(1.0, "decode").high)
+
     def reason_against(replica_count: int) -> str:
-        served_requests = _serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0, budget)
-        return _broken_reason(served_requests, limits)
+        sized_server = server.with_replicas(replica_count)
+        if limits.tpot is not None:
+            tpots = _tpots_of_requests(_serve_scaled(sized_server, trace, step_seconds, 1.0, budget))
+            if _percentile(tpots, LIMIT_PERCENTILE) > limits.tpot:
+                return "TPOT of one request in ten above --tpot"
+        if limits.ttft is not None:
+            served_requests = _serve_scaled(sized_server, trace, step_seconds, longest_step, budget)
+            if _percentile([request.ttft for request in served_requests], LIMIT_PERCENTILE) > limits.ttft:
+                return "TTFT of one request in ten above --ttft"
+        return ""
 
     too_few_replicas, enough_replicas = 0, replicas or 1  # the former is too few
     broken_limit = reason_against(enough_replicas)
@@ -153,15 +164,3 @@ def sized_for_trace(
         )
     sized_server = server.with_replicas(enough_replicas)
     return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit
-
-
-def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:
-    """Returns the reason why the requests' latencies exceed the limits; empty if within the limits."""
-    ttfts = [request.ttft for request in served_requests]
-    for name, limit, seconds in (
-        ("tpot", limits.tpot, _tpots_of_requests(served_requests)),
-        ("ttft", limits.ttft, ttfts),
-    ):
-        if limit is not None and _percentile(seconds, LIMIT_PERCENTILE) > limit:
-            return f"{name.upper()} of one request in ten above --{name}"
-    return ""

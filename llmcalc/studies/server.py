@@ -39,11 +39,14 @@ class Limits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, load: ServedLoad) -> str:
-        """Returns the reason why a load's latencies exceed the limits; empty if within the limits."""
-        if self.tpot is not None and load.tpot > self.tpot:
+    def violated_limits(self, ttft: Range, tpot: Range) -> str:
+        """Returns the reason why latencies exceed the limits; empty if within the limits.
+
+        The time to the first token under load is estimated too short, so that the upper end of its range is compared.
+        """
+        if self.tpot is not None and tpot.estimate > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and load.ttft > self.ttft:
+        if self.ttft is not None and ttft.high > self.ttft:
             return "TTFT above --ttft"
         return ""
 
@@ -74,10 +77,11 @@ class LayoutSizes:
 class LoadPoint:
     """A server at one concurrency. load: load of one replica. ttft, tpot, end_to_end: seconds with ranges.
 
+    concurrency: requests in all replicas; of a rate of arrivals their mean number, which may be less than one.
     cost_per_million: money of a million output tokens; None without a price.
     """
 
-    concurrency: int
+    concurrency: float
     devices: int
     load: ServedLoad
     replicas: int
@@ -144,17 +148,49 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        is_tested = replica.speculation is None and self.group is None
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested, burst_seconds)
+        untested = "" if self.group is None else "prompts on replicas of their own"
+        untested = untested if replica.speculation is None else "drafted tokens"
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, untested, burst_seconds)
 
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
-        load = self.load(max(1.0, concurrency / self.replicas))
+        requests_of_replica = concurrency / self.replicas
+        load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        return self._point_of_load(concurrency, load)
+
+    def point_at_rate(self, rate: float) -> LoadPoint | None:
+        """Returns the server at which `rate` requests arrive per second; None if fewer can complete.
+
+        As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
+        times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
+        """
+        rate_of_replica = rate / self.replicas
+        too_slow = largest_number(
+            lambda number: self.load(number).requests_per_second < rate_of_replica, self.most_sequences
+        )
+        if too_slow == self.most_sequences:
+            return None
+        load = self.load(1)
+        if too_slow:
+            slower_rate, faster_rate = (self.load(too_slow + step).requests_per_second for step in (0, 1))
+            load = self.load(too_slow + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
+        load = replace(load, concurrency=rate_of_replica * load.end_to_end)
+        return self._point_of_load(load.concurrency * self.replicas, load)
+
+    def _point_of_load(self, concurrency: float, load: ServedLoad) -> LoadPoint:
+        """Returns the point of a concurrency with the load of one replica."""
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
+        return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost)
+
+    def _latency_ranges(self, load: ServedLoad) -> tuple[Range, Range]:
+        """Returns the ranges of a load's TTFT and TPOT."""
         ttft = self.range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
-        tpot = self.range(load.tpot, "decode")
-        return LoadPoint(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
+        return ttft, self.range(load.tpot, "decode")
+
+    def violated_limits(self, limits: Limits, concurrency: int) -> str:
+        """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
+        return limits.violated_limits(*self._latency_ranges(self.load(concurrency)))
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
@@ -165,26 +201,16 @@ class Server:
         """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
-    def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:
+    def curve(self, asked_point: LoadPoint | None = None) -> list[LoadPoint]:
         """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
 
-        extra_concurrency: a further number of concurrent requests; none by default.
+        asked_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        concurrencies |= (
-            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most_requests else set()
-        )
-        return [
-            self.point(concurrency)
-            for concurrency in sorted(concurrencies)
-            if concurrency >= self.replicas or concurrency == extra_concurrency
-        ]
+        points = {number: self.point(number) for number in concurrencies if number >= self.replicas}
+        points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
+        return [points[number] for number in sorted(points)]
 
     def most_within(self, limits: Limits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
-        return largest_number(lambda number: not limits.violated_limits(self.load(number)), self.most_sequences)
-
-    def concurrency_of(self, rate: float) -> int | None:
-        """Returns one replica's concurrency at which `rate` requests complete per second; None if impossible."""
-        too_slow = largest_number(lambda number: self.load(number).requests_per_second < rate, self.most_sequences)
-        return too_slow + 1 if too_slow < self.most_sequences else None
+        return largest_number(lambda number: not self.violated_limits(limits, number), self.most_sequences)

@@ -27,6 +27,7 @@ from ..timing.device import Device
 from ..timing.disaggregation import Disaggregated
 from ..timing.records import Stack
 from ..timing.speculation import Speculation
+from ..timing.spread import TIE
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
@@ -120,7 +121,7 @@ class Servers:
     servers: tuple[Server, ...]
     curves: tuple[tuple[LoadPoint, ...], ...]
     points: tuple[LoadPoint | None, ...]
-    front: tuple[tuple[int, int], ...]
+    front: tuple[tuple[int, float], ...]
     chosen: ChosenServer | None
     why_not: dict[str, int]
     keeps_limits: tuple[bool, ...]
@@ -187,8 +188,7 @@ class ServeStudy:
             keeps_limits.append(point is not None and not reason)
             if reason:
                 reasons_against[reason] += 1
-        concurrency_at_limits = [None if point is None else point.concurrency for point in points_at_limits]
-        curves = [tuple(server.curve(step)) for server, step in zip(servers, concurrency_at_limits, strict=True)]
+        curves = [tuple(server.curve(point)) for server, point in zip(servers, points_at_limits, strict=True)]
         return Servers(
             tuple(servers),
             tuple(curves),
@@ -311,7 +311,7 @@ class ServeStudy:
         limits, replicas = self.limits, self._replica_count(server)
         concurrency_within_limits = server.most_within(limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, limits.violated_limits(server.load(1))
+            return replace(server, replicas=replicas or 1), None, server.violated_limits(limits, 1)
         if limits.rate is not None:
             return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
         concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
@@ -321,7 +321,7 @@ class ServeStudy:
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
-        return sized_server, point, limits.violated_limits(point.load)
+        return sized_server, point, limits.violated_limits(point.ttft, point.tpot)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -330,11 +330,10 @@ class ServeStudy:
         sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        concurrency = sized_server.concurrency_of(rate / sized_server.replicas)
-        if concurrency is None:
+        point = sized_server.point_at_rate(rate)
+        if point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        point = sized_server.point(concurrency * sized_server.replicas)
-        return sized_server, point, self.limits.violated_limits(point.load)
+        return sized_server, point, self.limits.violated_limits(point.ttft, point.tpot)
 
 
 def _cheapest_index(
@@ -342,18 +341,21 @@ def _cheapest_index(
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
-    Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
+    Of servers that cannot be told apart it is the one with the fewest devices, then the simplest layout, which stands
+    first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
-    candidates = []
-    for index, point in enumerate(points):
-        if point is not None and keeps_limits[index]:
-            rate = point.devices if traces else -point.per_device
-            tpot = traces[index].tpot[50].estimate if traces else float(point.tpot.estimate)
-            candidates.append(((rate, point.devices, tpot, index), point))
+    candidates = [
+        (index, point)
+        for index, (point, keeps) in enumerate(zip(points, keeps_limits, strict=True))
+        if point is not None and keeps
+    ]
     if not candidates:
         return None
-    (*_, index), point = min(candidates, key=lambda candidate: candidate[0])
-    return ChosenServer(index, point)
+    if traces:
+        return ChosenServer(*min(candidates, key=lambda item: (item[1].devices, traces[item[0]].tpot[50].estimate)))
+    least_rate = max(point.per_device for _, point in candidates) * (1 - TIE)
+    tied_servers = [(index, point) for index, point in candidates if point.per_device >= least_rate]
+    return ChosenServer(*min(tied_servers, key=lambda item: (item[1].devices, item[0])))
 
 
 class DoesNotFit(Exception):
@@ -376,7 +378,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {flag.field: flag_word}
 
 
-def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, int], ...]:
+def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))

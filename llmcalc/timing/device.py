@@ -199,6 +199,11 @@ class Device:
         return bytes / rate + self.latency
 
 
+def may_multiply(hardware: Hardware, dtype: str) -> bool:
+    """Whether an accelerator has units for products in a number format; true where none of its peaks is known."""
+    return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
+
+
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
 

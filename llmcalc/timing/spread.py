@@ -120,7 +120,7 @@ class Amount(NamedTuple):
 class Range:
     """An estimate in seconds, with range and class.
 
-    phase, device, stack: of the class.
+    phase, device, stack: of the class. untested: what of the run was never measured; empty for its device alone.
     tested: the class; None for a device or a stack without one, which has the widest range.
     """
 
@@ -131,6 +131,7 @@ class Range:
     device: str
     stack: str
     tested: TestedClass | None
+    untested: str = ""
 
     @property
     def amount(self) -> Amount:
@@ -157,22 +158,24 @@ def expected_range(
     device: Device,
     stack: Stack,
     spec: ModelSpec,
-    is_tested: bool = True,
+    untested: str = "",
     burst_seconds: Number | None = None,
 ) -> Range:
     """Returns the range of a time estimate.
 
-    is_tested: whether a similar run was measured; default true.
+    untested: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the
         upper end is a multiple; None (default) for all other times.
     """
+    if phase != "training" and spec.encoder is not None and spec.decoder is not None:
+        untested = untested or "an encoder beside the decoder"
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else None
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
             candidate
             for candidate in _tested_classes().classes
-            if is_tested
+            if not untested
             and device_class is not None
             and candidate.contains_estimate(phase, has_experts, device_class, stack, is_loaded)
         ),
@@ -180,6 +183,5 @@ def expected_range(
     )
     bounds = tested_class or _tested_classes().widest_bounds(phase)
     latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
-    return Range(
-        seconds, seconds * bounds.low, latest_seconds * bounds.high, phase, device.evidence, stack.name, tested_class
-    )
+    low, high = seconds * bounds.low, latest_seconds * bounds.high
+    return Range(seconds, low, high, phase, device.evidence, stack.name, tested_class, untested)

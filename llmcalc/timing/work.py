@@ -206,6 +206,8 @@ class WorkRecorder(Placements):
         if step.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
             self.placements[id(step.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
         self._count_storage(step)
+        if not self._runs(step):
+            return
         if step.verb in NO_KERNEL or step.verb in IDENTITIES:
             if (
                 step.verb == "dropout"
@@ -223,6 +225,13 @@ class WorkRecorder(Placements):
             return
         self._record_elementwise_group()
         (lowering or self._add_operation)(step)
+
+    def _runs(self, step: Step) -> bool:
+        """Whether a pass computes any row of a step: an encoder has read its source before a token is decoded."""
+        return not step.outs or not self._has_no_rows(step.outs[0])
+
+    def _has_no_rows(self, value: Value) -> bool:
+        return value.rows is not ONCE and is_zero(value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, step: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
@@ -255,6 +264,8 @@ class WorkRecorder(Placements):
         elements: Number = None,
         messages: int = 1,
     ) -> None:
+        if self._has_no_rows(value):
+            return
         if group == "ep" and self._gathers_tokens:
             self._add_gathering(value, backward)
             return

@@ -63,6 +63,40 @@ def test_what_is_assumed_is_said(run: Any) -> None:
     assert cost(run, *many)["assumed"] == ["--global-batch 500"]  # the largest divisor of 3,000 up to 512
 
 
+ADAPTERS = ("--seq", "2k", "--lora-rank", "16", "--base", "nf4")
+QLORA = ("smollm-135m?num_hidden_layers=2", "--hardware", "rtx-4090", "--devices", "1", *ADAPTERS)
+
+
+def test_adapters_cost_the_seconds_of_time(run: Any) -> None:
+    """0.59 days where the tokens per second of `time`, which recomputes, gave 0.90; in 24 steps of 4M tokens."""
+    document = cost(run, *QLORA, "--tokens", "100M")
+    timed = run("time", *QLORA, "--format", "json").document
+    assert document["cost"]["days"]["estimate"] == pytest.approx(
+        document["steps"] * timed["seconds"]["estimate"] / 86400
+    )
+    assert document["assumed"] == ["--global-batch 1"]
+    assert document["step_tokens"] == 2048
+    assert any("(a micro-batch of each device)" in note for note in document["notes"])
+    first = run("plan", *QLORA, "--framework", "torch", "--format", "json").document["feasible"][0]
+    memory = run("memory", *QLORA, "--framework", "torch", "--format", "json").document
+    assert first["device_bytes"] == memory["memory"]["device_bytes"]
+
+
+def test_an_encoder_has_no_steps_of_llama(run: Any) -> None:
+    document = cost(run, "bert-base", "--tokens", "1B", "--hardware", "h100", "--devices", "2", "--seq", "512")
+    assert document["assumed"] == ["--global-batch 2"]
+    assert not any("Llama" in note for note in document["notes"])
+
+
+def test_the_layout_is_written_with_what_it_recomputes(run: Any) -> None:
+    """It wrote `dp8 ZeRO-3` for a layout that fits with recomputation alone, and takes longer with it."""
+    words = ("smollm-135m", "--tokens", "1B", "--hardware", "rtx-4090", "--devices", "1", "--seq", "32k")
+    text = " ".join(run("cost", *words, "--batch", "2").out.split())
+    first = run("plan", *words[:1], *words[3:], "--batch", "2", "--format", "json").document["feasible"][0]
+    assert "--recompute" in first["options"]
+    assert f"one device {first['options'].replace('--', '')}" in text
+
+
 def test_requests_cost_the_cheapest_server_that_is_full(run: Any) -> None:
     document = cost(run, *REQUESTS, "--price", "2.5")
     check_arithmetic(document, 2.5, 700)

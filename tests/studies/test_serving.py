@@ -10,6 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.timing.spread import TIE
 from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
 
@@ -78,11 +79,11 @@ LAYOUTS = [("--tp", "1"), ("--tp", "2"), ("--tp", "4"), ("--tp", "8"), ("--tp", 
 
 
 def test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed(run: Any) -> None:
-    limits = ("--concurrency", "128", "--tpot", "20ms", "--ttft", "2s", "--price", "2.5")
+    limits = ("--concurrency", "64", "--tpot", "20ms", "--ttft", "2s", "--price", "2.5")
     best = serve(run, *MODEL, *limits)["chosen"]
     assert best["tpot"]["estimate"] <= 0.02
-    assert best["ttft"]["estimate"] <= 2
-    assert best["concurrency"] == 128
+    assert best["ttft"]["high"] <= 2
+    assert best["concurrency"] == 64
     kept = 0
     for layout in LAYOUTS:
         exit_code, out, _ = run("serve", *MODEL, *limits, *layout, "--format", "json")
@@ -91,15 +92,20 @@ def test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed(run: Any) -> N
         assert (document["chosen"] is None) == (exit_code == 1)
         if document["chosen"] is not None:
             kept += 1
-            assert document["chosen"]["cost_per_million"] >= best["cost_per_million"] * 0.999999
+            assert document["chosen"]["cost_per_million"] >= best["cost_per_million"] * (1 - TIE)
     assert kept >= 3
 
 
-def test_a_server_of_fewer_devices_that_is_as_cheap_is_named(run: Any) -> None:
-    notes = serve(run, "qwen3-14b", "--hardware", "h100", "--input", "1k", "--output", "500")["notes"]
-    (tie,) = [note for note in notes if note.endswith("a tie")]
-    assert tie == "pp2 on 2 × H100 SXM is within 3 % of it a device: a tie"
+def test_of_servers_that_cannot_be_told_apart_the_one_with_fewer_devices_is_chosen(run: Any) -> None:
+    """It chose pp4 on 4 devices, and named pp2 on 2 beside it."""
+    document = serve(run, "qwen3-14b", "--hardware", "h100", "--input", "1k", "--output", "500")
+    (tie,) = [note for note in document["notes"] if note.endswith("a tie")]
+    assert tie == "pp4 on 4 × H100 SXM has 1.1 % more tokens/s of a device, within 3 %: a tie"
+    assert document["chosen"]["devices"] == 2
     assert not any(note.endswith("a tie") for note in serve(run, *MODEL, "--tp", "2")["notes"])
+    load = ("--input", "2k", "--output", "200", "--rate", "20")
+    chosen = serve(run, "llama3.1-8b", "--hardware", "h100", *load)["chosen"]
+    assert (chosen["replicas"], chosen["options"]["tp"], chosen["options"]["pp"]) == (2, 1, 1)  # it was pp2
 
 
 def test_limits_that_no_server_keeps(run: Any) -> None:
@@ -126,14 +132,58 @@ def test_devices_are_those_of_all_replicas(run: Any) -> None:
     assert two["output_tokens_per_second"] == pytest.approx(2 * one["output_tokens_per_second"])
 
 
-def test_a_rate_is_the_concurrency_at_which_so_many_complete(run: Any) -> None:
-    document = serve(run, *MODEL, "--tp", "1", "--rate", "2")
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(2.0, ("--tp", "1")), (0.05, ("--tp", "1")), (0.001, ("--devices", "8", "--tp", "2")), (20.0, ("--tp", "1"))],
+)
+def test_as_many_tokens_leave_as_requests_arrive(run: Any, rate: float, words: tuple[str, ...]) -> None:
+    """Tokens/s were those of whole users who wait for nothing: 147 for 5 that arrive."""
+    document = serve(run, *MODEL, *words, "--rate", str(rate), "--price", "2")
     chosen = document["chosen"]
-    assert chosen["concurrency"] / chosen["end_to_end"]["estimate"] >= 2
-    fewer = point(document, 0, 2 ** ((chosen["concurrency"] - 1).bit_length() - 1))
-    assert fewer["concurrency"] / fewer["end_to_end"]["estimate"] < 2
-    many = serve(run, *MODEL, "--tp", "1", "--rate", "20")["chosen"]
-    assert many["replicas"] > 1
+    assert chosen["output_tokens_per_second"] == pytest.approx(rate * 512)
+    assert chosen["cost_per_million"] == pytest.approx(2 * chosen["devices"] / 3600 / (rate * 512) * 1e6)
+    assert chosen["concurrency"] == pytest.approx(rate * chosen["end_to_end"]["estimate"])  # Little's law
+    curve = {entry["concurrency"]: entry for entry in document["servers"][0]["curve"]}
+    below = [users for users in curve if users < chosen["concurrency"]]
+    above = min(users for users in curve if users > chosen["concurrency"])
+    for name in ("ttft", "tpot"):
+        alone_or_fewer = curve[max(below)][name]["estimate"] if below else chosen[name]["estimate"]
+        assert alone_or_fewer <= chosen[name]["estimate"] <= curve[above][name]["estimate"]
+    assert (chosen["replicas"] > 1) == (rate == 20 or "--devices" in words)
+
+
+def test_fewer_users_than_replicas_get_no_more_than_one_of_them_gives(run: Any) -> None:
+    """One user of four replicas had the tokens/s of four."""
+    alone, beside = (
+        serve(run, *MODEL, "--tp", "1", "--devices", devices, "--concurrency", "1")["chosen"] for devices in "14"
+    )
+    assert beside["output_tokens_per_second"] == alone["output_tokens_per_second"]
+
+
+def test_the_limit_of_a_first_token_is_above_the_range_that_is_shown(run: Any) -> None:
+    """A first token of 0.069 to 5.1 s kept a limit of 500 ms, by an estimate that no table shows."""
+    document = serve(run, *MODEL, "--tp", "1", "--ttft", "500ms")
+    chosen, (server,) = document["chosen"], document["servers"]
+    assert chosen["ttft"]["high"] <= 0.5
+    more = min(entry["ttft"]["high"] for entry in server["curve"] if entry["concurrency"] > chosen["concurrency"])
+    assert more > 0.5
+
+
+def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:
+    """The device was said to be untested, though servers without a draft are known there."""
+    notes = serve(run, *MODEL, "--tp", "1", "--draft", "ngram", "--acceptance", "0.5", "--concurrency", "1")["notes"]
+    assert "vLLM with drafted tokens was never tested: the range is the widest" in notes
+    assert not any("on this device was never tested" in note for note in notes)
+
+
+def test_a_draft_with_another_vocabulary_is_refused_as_the_engine_does(run: Any) -> None:
+    words = ("qwen3-4b", *MODEL[1:], "--draft", "llama3.2-1b", "--acceptance", "0.7")
+    refusal = run("serve", *words).error
+    assert "--draft llama3.2-1b: its vocabulary of 128,256 tokens is not the target's, 151,936" in refusal
+    table = {"model": "llama3.2-1b", "num_speculative_tokens": 3}
+    options = {"engine": "vllm", "hardware": "h100"}
+    with pytest.raises(InputError, match="vocabulary of 128,256 tokens is not the target's, 151,936"):
+        llmcalc.memory("qwen3-4b", speculative_config=json.dumps(table), **options)
 
 
 def test_formats_are_tried_beside_each_other(run: Any) -> None:

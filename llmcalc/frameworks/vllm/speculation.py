@@ -76,7 +76,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
-    _check_draft(preset, draft, str(method))
+    same_vocabulary = method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
+    _check_draft(preset, draft, str(method), same_vocabulary)
     return Speculation(draft_tokens, draft=draft)
 
 
@@ -87,8 +88,11 @@ def draft_flags(method: str, draft: Preset | None, draft_tokens: int) -> dict[st
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
-def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:
+def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vocabulary: bool) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method.
+
+    same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check requires of a
+    draft model (`verify_equal_vocab_size_if_draft_model`).
 
     A draft of DFlash 2 has the method dflash too, as a start-up of 0.29 shows.
     """
@@ -106,4 +110,6 @@ def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None
             f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"
         )
-    check_draft(target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}")
+    check_draft(
+        target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary
+    )
