@@ -64,7 +64,17 @@ class EngineCommand(Command):
 
             record, _ = engine_and_version(engines[0])
             args, flag_values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
+                record.title,
+                record.known_flags(),
+                args,
+                self._llmcalc_options(ctx),
+                record.flags_by_option,
+                short_options={
+                    short_spelling: option.opts[0]
+                    for option in self.get_params(ctx)
+                    for short_spelling in option.opts[1:]
+                    if not short_spelling.startswith("--")
+                },
             )
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)

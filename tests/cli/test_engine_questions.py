@@ -54,6 +54,15 @@ def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -
     assert documents[0].output == documents[1].output
 
 
+@pytest.mark.parametrize("command", ["memory", "fit", "kv"])
+@pytest.mark.parametrize("argument", ["-s 8k", "-s abc", "-s=8k"])
+def test_a_short_option_that_would_be_an_idle_flag_of_the_engine_is_refused(command: str, argument: str) -> None:
+    line = f"{command} qwen3-8b --engine llama.cpp --hardware h100 {argument}"
+    assert str(CliRunner().invoke(app, line.split()).exception) == (
+        "-s: is --seed of llama.cpp, which changes no memory; expected --seq or -c, or remove it"
+    )
+
+
 def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> None:
     answer = CliRunner().invoke(app, ["memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "abc"])
     assert "--seq: 'abc'" in str(answer.exception)

@@ -298,6 +298,7 @@ def split_arguments(
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
     unknown: dict[str, str] | None = None,
+    short_options: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
@@ -305,7 +306,10 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
-    Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
+    short_options: short spelling of an option of llmcalc → its long spelling, for the command line of llmcalc; default
+        none, for the command line of the engine.
+    Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a short
+    spelling that means an option of llmcalc and a flag of the engine without an effect.
     """
     flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
@@ -354,6 +358,16 @@ def split_arguments(
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
+        if flag.is_idle and option in short_options:
+            long_option = short_options[option]
+            engine_flags = "".join(
+                f" or {min(flags_by_name[engine_name].names, key=len)}"
+                for engine_name in renamed_flags.get(long_option, "").split()
+            )
+            raise InputError(
+                f"{option}: is {flag.names[0]} of {engine_title}, which changes no memory; expected {long_option}"
+                f"{engine_flags}, or remove it"
+            )
         if matched_flag.keys:
             _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
         else:
