@@ -89,7 +89,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
                 engine_use.memory.blocks,
                 engine_use.memory.block_size,
                 engine_use.memory.kv_tokens,
-                engine_use.memory.max_concurrency,
+                engine_use.memory.all_users(),
             ]
         )
         for engine_use in engine_uses
@@ -151,7 +151,7 @@ def fit_report(
                 option.memory.devices,
                 _flags_cell(engine_use, option.flags),
                 option.memory.kv_tokens,
-                option.memory.max_concurrency,
+                option.memory.all_users(),
                 "fits" if option.serves else "no",
                 *(decoding_cells(timed_run) if has_times else ()),
             ]
@@ -209,7 +209,7 @@ def _engine_name(engine_use: EngineUse) -> str:
 def _answer_text(memory: EngineMemory) -> str:
     if not memory.starts:
         return "it does not start"
-    return f"it starts, {_users_text(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(memory.all_users())} users of {memory.max_model_len:,} tokens"
 
 
 def _heading_aside(engine_use: EngineUse) -> str:
@@ -263,7 +263,9 @@ def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
 
 def _memory_notes(memory: EngineMemory) -> list[str]:
     message = memory.message.removesuffix(".")
-    return [*([f"{message}."] if message else []), *memory.notes]
+    ranks = memory.data_parallel_ranks
+    ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
+    return [*([f"{message}."] if message else []), *([ranks_note] if ranks > 1 else []), *memory.notes]
 
 
 def _term_source(term: Term) -> str:
@@ -327,7 +329,12 @@ def _changes_table(engine_use: EngineUse) -> Table:
     some_start = any(flag_change.starts for flag_change in engine_use.changes)
     rows = [
         Row(
-            [flag_change.flag, flag_change.kv_tokens, flag_change.max_concurrency, "ok" if flag_change.starts else "no"]
+            [
+                flag_change.flag,
+                flag_change.kv_tokens,
+                memory.all_users(flag_change.max_concurrency),
+                "ok" if flag_change.starts else "no",
+            ]
         )
         for flag_change in engine_use.changes
         if (not hides_equal_rows or flag_change.kv_tokens > memory.kv_tokens)
@@ -358,7 +365,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     ]
     rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
-        Row(["users", *(_users_text(engine_use.memory.max_concurrency) for engine_use in engine_uses)]),
+        Row(["users", *(_users_text(engine_use.memory.all_users()) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
     devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)

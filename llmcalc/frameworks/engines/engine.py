@@ -90,6 +90,22 @@ class EngineMemory:
     layout: Layout | None = None
     most_sequences: int = 0
 
+    @property
+    def data_parallel_ranks(self) -> int:
+        """The number of ranks among which requests are divided, each with a cache of `kv_tokens`."""
+        return 1 if self.layout is None else self.layout.dp
+
+    def all_users(self, max_concurrency: float | None = None) -> float:
+        """Returns the requests that the caches of all data-parallel ranks hold at once.
+
+        max_concurrency: those of a rank; None (default) for those of this memory.
+        """
+        return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
+
+    def holds(self, users: int) -> bool:
+        """Whether it starts, and its caches hold the requests of all users, which the ranks divide evenly."""
+        return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
+
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
         return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))

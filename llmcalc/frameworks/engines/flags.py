@@ -298,7 +298,6 @@ def split_arguments(
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
     unknown: dict[str, str] | None = None,
-    short_options: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
@@ -306,10 +305,8 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
-    short_options: short spelling of an option of llmcalc → its long spelling, for the command line of llmcalc; default
-        none, for the command line of the engine.
-    Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a short
-    spelling that means an option of llmcalc and a flag of the engine without an effect.
+    Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
+    behind a flag that takes none.
     """
     flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
@@ -358,15 +355,10 @@ def split_arguments(
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
-        if flag.is_idle and option in short_options:
-            long_option = short_options[option]
-            engine_flags = "".join(
-                f" or {min(flags_by_name[engine_name].names, key=len)}"
-                for engine_name in renamed_flags.get(long_option, "").split()
-            )
+        if flag_value is True and unknown is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
             raise InputError(
-                f"{option}: is {flag.names[0]} of {engine_title}, which changes no memory; expected {long_option}"
-                f"{engine_flags}, or remove it"
+                f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; remove "
+                f"{argument_queue[0]}"
             )
         if matched_flag.keys:
             _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
