@@ -221,7 +221,7 @@ def ask_engine_fit(
     flags = question.flags(record)
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
-    flags = _flags_for_users(record, question.preset, flags, user_count, seq)
+    flags = flags_for_users(record, question.preset, flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -288,7 +288,7 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
         flags.pop(length_field, None)
 
 
-def _flags_for_users(
+def flags_for_users(
     record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
 ) -> dict[str, Any]:
     """Returns an engine's flags for `users` sequences of `seq` tokens.

@@ -118,10 +118,13 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
     ]
 
 
-def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
+def report(
+    preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
+) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
     options: numbers of the same accelerator on which the run fits; default none.
+    engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     rows = [
@@ -129,7 +132,10 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     screen = _Screen(
-        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _search_notes(fit_answer)
+        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}",
+        run_text(memory_use),
+        rows,
+        [*engine_notes, *_search_notes(fit_answer)],
     )
     document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
