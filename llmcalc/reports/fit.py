@@ -18,7 +18,7 @@ from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import verdict_notes, verdict_of
 from .memory_data import device_data, execution_data, workload_data
-from .memory_notes import run_text, settings_text
+from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
@@ -359,7 +359,7 @@ def _sequences_text(fit_answer: Fitting) -> str:
 def _search_notes(fit_answer: Fitting) -> list[str]:
     """Returns notes on the search for the largest numbers."""
     memory_use = fit_answer.memory.states
-    notes = ["each maximum changes one number of the run"]
+    notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
     context = memory_use.full_context
     if context is not None and fit_answer.seq > context:
         notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")
