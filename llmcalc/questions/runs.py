@@ -454,7 +454,9 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
                 changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
                 fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
-                fit_answer, lambda: reports.report(preset, fit_answer, options, served.notes), fit_answer.fit.verdict != "no"
+                fit_answer,
+                lambda: reports.report(preset, fit_answer, options, served.notes),
+                fit_answer.fit.verdict != "no",
             )
         serving_answer = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(

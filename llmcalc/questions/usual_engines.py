@@ -12,8 +12,8 @@ from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
-from ..sources.preset import Preset
 from ..reports.engine import HOST
+from ..sources.preset import Preset
 from ..studies.decoding import usual_stack
 from ..studies.fit import Change, Fitting
 from .engines import flags_for_users
@@ -84,7 +84,6 @@ class UsualEngine:
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
 
-
 @dataclass(frozen=True)
 class ServedUsers:
     """The users of a run and the most users that fit, as far as the usual engine holds them.
@@ -108,13 +107,13 @@ class ServedUsers:
         change = None if is_fitting else engine.change(run_users)
         held = {users: engine.most_users(users) for users in numbers}
         notes = [
-            f"{engine.record.title} holds not {users:,} users but {most:,}: --engine {engine.record.name} counts its own "
-            "budget; the bytes above are of torch's kernels"
+            f"{engine.record.title} holds not {users:,} users but {most:,}: --engine {engine.record.name} counts its "
+            "own budget; the bytes above are of torch's kernels"
             for users, most in held.items()
             if most < users
         ]
         return cls(
             tuple(users for users in dict.fromkeys(held.values()) if users),
-            tuple(notes[-1:]),
+            tuple(notes[:1]),
             () if change is None else (change,),
         )

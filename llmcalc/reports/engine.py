@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import EngineMemory, Term
+from ..frameworks.engines.engine import Change, EngineMemory, Term
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import several
 from .summary import model_data
@@ -160,9 +160,8 @@ def fit_report(
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    table = Table(
-        title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer_text, name="options"
-    )
+    aside = "; ".join(filter(None, (best_option.memory.heading, _launch_aside(engine_use).removeprefix("; "))))
+    table = Table(title, columns, rows, aside, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if is_named and engine_use.changes else [])]
     document = {
         "model": model_data(engine_use.preset),
@@ -222,6 +221,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults}" if defaults else "")
+        + (f"; {engine_use.memory.heading}" if engine_use.memory.heading else "")
         + _launch_aside(engine_use)
     )
 
@@ -330,7 +330,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
     rows = [
         Row(
             [
-                flag_change.flag,
+                _change_text(engine_use, flag_change),
                 flag_change.kv_tokens,
                 memory.all_users(flag_change.max_concurrency),
                 "ok" if flag_change.starts else "no",
@@ -341,6 +341,13 @@ def _changes_table(engine_use: EngineUse) -> Table:
         and (flag_change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
+
+
+def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
+    """Writes a changed flag, with the devices that it needs beyond those of the server, where the flag counts none."""
+    if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
+        return flag_change.flag
+    return f"{flag_change.flag}, on {several(flag_change.devices, engine_use.hardware.title)}"
 
 
 def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
