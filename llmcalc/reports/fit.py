@@ -232,12 +232,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
-    rows = [
-        Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.tp * best_replica.layout.pp])
-    ]
+    sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
+    rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
     if fit.verdict != "no":
         rows += [
-            Row(["users of each replica (--users)", worst_fit.batch, memory_use.workload.batch]),
+            Row([f"users of each {sharing_ranks} (--users)", worst_fit.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", worst_fit.seq, memory_use.workload.seq]),
         ]
     notes = [

@@ -42,3 +42,14 @@ def test_a_cache_that_is_concatenated_is_named_as_the_reason_of_free_blocks() ->
     run = "llama3.2-1b --hardware l4 --users 16 --seq 4k"
     assert "since torch concatenates each layer's cache" in fit_screen(f"{run} --phase decode")
     assert all("concatenates" not in fit_screen(f"{run} {paged}") for paged in ("--phase decode --kv-block 16", ""))
+
+
+def test_llama_cpp_is_timed_with_the_weights_that_it_loads() -> None:
+    """Weights published in MXFP4 become a GGUF file of that mix, whose other matrices have 8 bits, in both answers."""
+    run = "gpt-oss-20b --hardware rtx-5090 --engine llama.cpp"
+    timed = [
+        command(*f"time {run} --phase decode --format json {scheme}".split()).document_with(0)["seconds"]
+        for scheme in ("", "--quantize mxfp4_moe", "--quantize mxfp4")
+    ]
+    assert timed[0] == timed[1] != timed[2]
+    assert "mxfp4-moe" in command(*f"memory {run}".split()).out
