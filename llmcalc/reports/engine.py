@@ -438,7 +438,8 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    return [flag_change._asdict() for flag_change in engine_use.changes]
+    keys = ("flag", "kv_tokens", "max_concurrency", "starts")
+    return [{key: getattr(flag_change, key) for key in keys} for flag_change in engine_use.changes]
 
 
 def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
