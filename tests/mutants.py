@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
     Mutant(
         "sources/huggingface/families/deepseek/deepseek.py",
-        "width * shared_count) if shared_count",
-        "width) if shared_count",
+        "width * shared_expert_count) if shared_expert_count",
+        "width) if shared_expert_count",
     ),
     Mutant(
         "sources/huggingface/parts.py",

@@ -100,12 +100,12 @@ class LazyGroup(TyperGroup):
 
 
 @cache
-def built_command(parent_context: str, name: str) -> Any:
+def built_command(parent_package: str, name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
-    parent_context: as `LazyGroup.within`.
+    parent_package: as `LazyGroup.within`.
     """
-    module = import_module(f"{parent_context}.{module_name(name)}", __package__)
+    module = import_module(f"{parent_package}.{module_name(name)}", __package__)
     if hasattr(module, "COMMANDS"):
         return typer.main.get_command(_command_group(name, module))
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

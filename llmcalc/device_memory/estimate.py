@@ -243,12 +243,14 @@ class Memory:
 
     def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
-        memory_use, tower_params = self.states, self.states.count
-        if TOWERS.name not in tower_params.include:
+        memory_use, parameter_count = self.states, self.states.count
+        if TOWERS.name not in parameter_count.include:
             return []
-        other_parts = tower_params.include - {TOWERS.name}
-        tensors = list(trained_tensors(tower_params.tree, tower_params.include))
-        towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(tower_params.tree, other_parts))]
+        other_parts = parameter_count.include - {TOWERS.name}
+        tensors = list(trained_tensors(parameter_count.tree, parameter_count.include))
+        towers = [
+            tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
+        ]
         parameters = elements_of(towers)
         weights = [UnreplayedBytes("weights", bytes_of(parameters, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
@@ -281,11 +283,11 @@ class Memory:
         attention: the attention implementation that runs.
         """
         settings, memory_use = self.settings, self.states
-        model_evidence = "none" if memory_use.adapters is None else memory_use.adapters.base
+        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
         evidence_from_source = [
-            (model_evidence.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (
-                model_evidence == "int8",
+                frozen_base == "int8",
                 "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers",
             ),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
@@ -322,13 +324,13 @@ class Memory:
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(
                 Evidence("setting", evidence_text, Witness("source", evidence_text, ""))
-                for holding_setting, evidence_text in evidence_from_source
-                if holding_setting
+                for setting_applies, evidence_text in evidence_from_source
+                if setting_applies
             ),
             *(
                 Evidence("setting", evidence_text, Witness("estimate", evidence_text, ""))
-                for holding_setting, evidence_text in estimated_parts
-                if holding_setting
+                for setting_applies, evidence_text in estimated_parts
+                if setting_applies
             ),
         ]
 

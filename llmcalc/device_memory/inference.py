@@ -331,9 +331,9 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
     if program.divides_evenly:
         coordinates = coordinates._replace(tp=0, ep=0, etp=0)
     names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
-    rank_settings = [names[i] for i in spec.chunks.layers]
+    rank_layers = [names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_settings = shortened(rank_settings, layers.get(0))
+        rank_layers = shortened(rank_layers, layers.get(0))
     return (
         *(
             layout.tp,
@@ -345,7 +345,7 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(layers.items()), *rank_settings),
+        *(tuple(layers.items()), *rank_layers),
     )
 
 

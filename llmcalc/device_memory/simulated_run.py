@@ -32,11 +32,11 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     attention: the implementation if the settings name none; default: the phase's default.
     """
     is_serving = settings.serves
-    default_norm: AttentionImplementation = "flash" if is_serving else "sdpa"
+    default_attention: AttentionImplementation = "flash" if is_serving else "sdpa"
     like_classes = settings.fused_qkv is None and not is_serving
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
-        attention=settings.attn_implementation or attention or default_norm,
+        attention=settings.attn_implementation or attention or default_attention,
         norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=settings.norm == "liger",
         cross_entropy=settings.cross_entropy or "eager",
@@ -130,8 +130,10 @@ def training_run(
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
-        trained_names = ", ".join(optimizer_record.implementations)
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {trained_names}")
+        implementation_names = ", ".join(optimizer_record.implementations)
+        raise InputError(
+            f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
+        )
     state_format = memory_use.optimizer.dtype
     update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
     usual_formats = ("", optimizer_record.state_format, update_dtype)

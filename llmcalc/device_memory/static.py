@@ -229,11 +229,11 @@ def _inference_memory(
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published_dtype)
-        format_name = settings.quantize, weights, count.include
-        if format_name not in quantized_sizes:
-            cache_formats = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-            quantized_sizes[format_name] = quantized_size(spec, scheme, weights, count.include, cache_formats)
-        stored_size = quantized_sizes[format_name]
+        size_key = settings.quantize, weights, count.include
+        if size_key not in quantized_sizes:
+            module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+            quantized_sizes[size_key] = quantized_size(spec, scheme, weights, count.include, module_names)
+        stored_size = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -338,10 +338,10 @@ def _optimizer_state(
         )
         return record.state(list(trained_tensors(count.tree, count.include)), state_format, momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    module_copies = record.state(
+    copy_state = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(module_copies)
+    return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(copy_state)
 
 
 def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:

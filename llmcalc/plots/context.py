@@ -85,18 +85,17 @@ def _draw_curves(
         style = curve_style(i)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
-            last_value if tokens <= longest_context else float("nan")
-            for tokens, last_value in zip(CONTEXTS, values, strict=True)
+            value if tokens <= longest_context else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
         ]
         # Past the context that the model was made for:
         ax.plot(CONTEXTS, values, color=style.colour, linewidth=1.2, linestyle=":")
         ax.plot(CONTEXTS, plotted_values, color=style.colour, linewidth=2, linestyle=style.line)
     ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda last_value, _: _tokens_text(last_value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens_text(value)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda last_value, _: tick_text(last_value, write_value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write_value)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)

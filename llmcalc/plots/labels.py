@@ -129,7 +129,7 @@ def place_names(
     radii = [0.0] * len(points) if isinstance(radius, (int, float)) else list(radius)
     pixels = ax.figure.dpi / 72
     same_radius = radius if isinstance(radius, (int, float)) else 0
-    point_boxes = [
+    point_circles = [
         (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels)
         for data_point, point_radius in (
             *zip(points, radii, strict=True),
@@ -165,9 +165,9 @@ def place_names(
                 and name_box.top <= axes_box.y1 - EDGE
             )
             covers_point = any(
-                name_box.left - point_box < x < name_box.right + point_box
-                and name_box.bottom - point_box < y < name_box.top + point_box
-                for x, y, point_box in point_boxes
+                name_box.left - circle_radius < x < name_box.right + circle_radius
+                and name_box.bottom - circle_radius < y < name_box.top + circle_radius
+                for x, y, circle_radius in point_circles
                 if (x, y) != tuple(point_in_pixels)
             )
             has_line = (shift_right, shift_up, alignment) not in PLACES
@@ -186,7 +186,7 @@ def place_names(
                 for text_box in placed_boxes
             )
             if is_inside and not covers_point and not overlaps:
-                point_boxes += [(*line_point, 0.0) for line_point in line_points]
+                point_circles += [(*line_point, 0.0) for line_point in line_points]
                 if has_line:
                     line = {
                         "arrowstyle": "-",

@@ -84,8 +84,8 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
     _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=True)
-    memory_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
-    ax.legend(loc="upper left", frameon=False, fontsize=9, **memory_place)
+    legend_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
+    ax.legend(loc="upper left", frameon=False, fontsize=9, **legend_place)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:

@@ -68,9 +68,11 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
 
 def _check_name(check: Check) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings = ", ".join(f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items())
-    setting_name = f"fits on {check.accelerator}" if check.accelerator else check.key
-    return f"{setting_name} ({settings})" if settings else setting_name
+    settings_text = ", ".join(
+        f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items()
+    )
+    check_name = f"fits on {check.accelerator}" if check.accelerator else check.key
+    return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
 def _value_text(check: Check, value: Fraction) -> str:

@@ -107,8 +107,8 @@ def report(
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
-    rank_column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
-    memory_use = rank_column.states
+    rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
+    memory_use = rank_memory.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
@@ -143,7 +143,7 @@ def report(
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
-    rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(rank_column) for rank_column in RANK_COLUMNS]
+    rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(

@@ -128,14 +128,14 @@ def report(
 
 def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
-    row_labels = 2 + max(len(row_label) for row_label, _ in lines)
+    label_width = 2 + max(len(row_label) for row_label, _ in lines)
     widths = [
-        2 + max(len(write_cell) for write_cell in (preset.display, *_line_cells(counts, lines)))
+        2 + max(len(cell) for cell in (preset.display, *_line_cells(counts, lines)))
         for preset, counts in compared_models
     ]
     models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        row_labels + sum(widths[i : i + models_per_block]) > width
+        label_width + sum(widths[i : i + models_per_block]) > width
         for i in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1

@@ -143,18 +143,14 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    values = [larger_value for larger_value in (quantity.before, quantity.after) if larger_value]
+    values = [value for value in (quantity.before, quantity.after) if value]
     if not values:
-        return [
-            "–" if larger_value is None else WRITE[quantity.unit](larger_value)
-            for larger_value in (quantity.before, quantity.after)
-        ]
+        return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]
     scale = SCALE[quantity.unit](max(values))
     if min(values) < scale.factor / 10:
         scale = SCALE[quantity.unit](min(values))
     return [
-        "–" if larger_value is None else _scaled_text(scale, quantity, larger_value)
-        for larger_value in (quantity.before, quantity.after)
+        "–" if value is None else _scaled_text(scale, quantity, value) for value in (quantity.before, quantity.after)
     ]
 
 
@@ -222,10 +218,9 @@ def _difference_data(difference: Difference) -> dict[str, Any]:
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
         "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
-        "quantities": [_quantity_data(changed_field) for changed_field in difference.quantities],
+        "quantities": [_quantity_data(quantity) for quantity in difference.quantities],
         "components": {
-            name: [_quantity_data(changed_field) for changed_field in nodes]
-            for name, nodes in difference.components.items()
+            name: [_quantity_data(quantity) for quantity in nodes] for name, nodes in difference.components.items()
         },
     }
 

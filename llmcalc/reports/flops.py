@@ -251,13 +251,7 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
-    return list(
-        dict.fromkeys(
-            mixer_operations.uncounted
-            for mixer_operations in mixers
-            if isinstance(mixer_operations, TokenMixer) and mixer_operations.uncounted
-        )
-    )
+    return list(dict.fromkeys(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted))
 
 
 def _training_notes(flop_count: FlopCount) -> list[str]:

@@ -84,7 +84,7 @@ def _detail_table(hardware: Hardware) -> Table:
         notes.insert(0, "peaks are dense")
     announcement = f"announced {hardware.released}" if hardware.released else ""
     details = (hardware.vendor, announcement, "preliminary" if hardware.preliminary else "")
-    vendor_text = ", ".join(source_detail for source_detail in details if source_detail)
+    vendor_text = ", ".join(detail for detail in details if detail)
     return Table(
         hardware.title,
         DETAIL_COLUMNS,

@@ -117,8 +117,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    config_origin = ", ".join(assumption for assumption in (preset.developer, preset.released) if assumption)
-    model_text = f"{headline(preset.model)} ({config_origin})" if config_origin else headline(preset.model)
+    origin_text = ", ".join(text for text in (preset.developer, preset.released) if text)
+    model_text = f"{headline(preset.model)} ({origin_text})" if origin_text else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
     return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
 

@@ -76,8 +76,8 @@ def report(
     }
     if is_flat:
         raw_rows = [
-            {**column_entry, **column_entry["literature"], "head_sizes": " ".join(map(str, column_entry["head_sizes"]))}
-            for column_entry in shapes
+            {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
+            for shape_data in shapes
         ]
         return Report(
             document,
@@ -85,15 +85,15 @@ def report(
                 Table(
                     "",
                     FULL_COLUMNS,
-                    [Row([column_entry[column.title] for column in FULL_COLUMNS]) for column_entry in raw_rows],
+                    [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
                 )
             ],
         ).for_target(preset.target if is_target else "")
-    column_value = study.budget.value
+    budget_value = study.budget.value
     title = (
-        f"{units.count(column_value)} parameters"
+        f"{units.count(budget_value)} parameters"
         if study.budget.kind == "parameters"
-        else f"{column_value:.3g} FLOPs of training".replace("e+", "e")
+        else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     )
     costs = Table(
         f"{title}, same ratios as {preset.display}",
@@ -242,11 +242,11 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
     ]
-    fraction_texts = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
-    if max(fraction_texts) > 0.5:
+    embedding_shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(embedding_shares) > 0.5:
         notes.append(
-            f"embedding and language-model head are {units.percent(min(fraction_texts), 0)} to "
-            f"{units.percent(max(fraction_texts), 0)} of the parameters; a smaller --vocab leaves more to the layers"
+            f"embedding and language-model head are {units.percent(min(embedding_shares), 0)} to "
+            f"{units.percent(max(embedding_shares), 0)} of the parameters; a smaller --vocab leaves more to the layers"
         )
     if first_stack.mixture_of_experts:
         notes.append(

@@ -185,7 +185,7 @@ def backward(
     pending_uses = _uses_of_leaves(output.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
     ready_nodes, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
-    graph_settings: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
+    node_attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     current_place = None
     with autograd_graph.no_grad():
         while ready_nodes:
@@ -194,16 +194,16 @@ def backward(
                 current_place = node.place
                 autograd_graph.meter.place = current_place.in_backward()
             outputs = _run_node(autograd_graph, node, gradients)
-            graph_settings += node.attributes
+            node_attributes += node.attributes
             node.saved = []
             node.backward = None
             edges, node.edges = node.edges, []
             del node
-            for i, input_node in enumerate(edges):
+            for i, edge in enumerate(edges):
                 output_gradient_of_node, outputs[i] = outputs[i], None
-                if input_node is None:
+                if edge is None:
                     continue
-                key = (id(input_node), 0) if isinstance(input_node, Tensor) else (id(input_node[0]), input_node[1])
+                key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
                 if output_gradient_of_node is not None:
                     if key in gradients:
                         _add_gradient(
@@ -211,20 +211,20 @@ def backward(
                             gradients,
                             key,
                             output_gradient_of_node,
-                            None if isinstance(input_node, Tensor) else input_node[0],
+                            None if isinstance(edge, Tensor) else edge[0],
                         )
                     else:
                         gradients[key] = output_gradient_of_node
-                        if not isinstance(input_node, Tensor) and key[0] not in queued_ids:
+                        if not isinstance(edge, Tensor) and key[0] not in queued_ids:
                             queued_ids.add(key[0])
-                            heapq.heappush(ready_nodes, (-input_node[0].number, input_node[0]))
+                            heapq.heappush(ready_nodes, (-edge[0].number, edge[0]))
                 del output_gradient_of_node
-                if isinstance(input_node, Tensor):
-                    graph_settings.append(input_node)  # by the node that accumulates its gradient
+                if isinstance(edge, Tensor):
+                    node_attributes.append(edge)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
-                        _accumulate_leaf(autograd_graph, input_node, gradients.pop(key))
-            del edges, input_node
+                        _accumulate_leaf(autograd_graph, edge, gradients.pop(key))
+            del edges, edge
         if end_callback is not None:
             end_callback()
 

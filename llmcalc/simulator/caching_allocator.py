@@ -381,19 +381,19 @@ class PrefixCache:
         equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
         shared_pieces = sum(1 for _ in equal_pairs)
         self._states_by_pieces = {
-            pieces_in_memory: saved_allocator
-            for pieces_in_memory, saved_allocator in self._states_by_pieces.items()
-            if pieces_in_memory <= shared_pieces
+            piece_count: saved_allocator
+            for piece_count, saved_allocator in self._states_by_pieces.items()
+            if piece_count <= shared_pieces
         }
         played_pieces = max(self._states_by_pieces, default=0)
         allocator = (
             self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
         )
         piece_distance = -(-opening_pieces // MOST_STATES)
-        for pieces_in_memory, (steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
+        for piece_count, (steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
             allocator.play(steps, count, first_storage)
-            if pieces_in_memory <= opening_pieces and not pieces_in_memory % piece_distance:
-                self._states_by_pieces[pieces_in_memory] = allocator.copy()
+            if piece_count <= opening_pieces and not piece_count % piece_distance:
+                self._states_by_pieces[piece_count] = allocator.copy()
         self._latest_pieces = pieces[:opening_pieces]
         return allocator
 

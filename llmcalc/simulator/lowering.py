@@ -136,9 +136,9 @@ class Lowering(ProgramLowering):
         outer_frames, values_once_computed = self._frames_copy(), self.memo
         shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
         shared_values |= {
-            id(bound_arguments): self.values[id(bound_arguments)]
+            id(read_value): self.values[id(read_value)]
             for flow_value in recomputed_module.reads
-            if (bound_arguments := self._value_with_tensor(flow_value)) is not None
+            if (read_value := self._value_with_tensor(flow_value)) is not None
         }
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:

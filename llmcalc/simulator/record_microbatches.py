@@ -78,11 +78,11 @@ class PassCounter:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return pass_case, pass_id
-        chunk, pass_kind, pass_number, previous_kind = pass_case
+        chunk, pass_kind, pass_number, pass_state = pass_case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
-            previous_kind += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
-        return (chunk, pass_kind, pass_number, previous_kind), pass_id
+            pass_state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        return (chunk, pass_kind, pass_number, pass_state), pass_id
 
 
 def _index_within_case(pass_number: int) -> int:
@@ -218,30 +218,30 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
             }
             for pass_number in (1, 2)
         )
-        release_pairs_of_cases = {
-            (pass_kind, previous_kind): (pass_trace, later_traces[pass_kind, previous_kind.removesuffix(FIRST)])
-            for (pass_kind, previous_kind), pass_trace in second_traces.items()
-            if (pass_kind, previous_kind.removesuffix(FIRST)) in later_traces
+        trace_pairs_of_cases = {
+            (pass_kind, pass_state): (pass_trace, later_traces[pass_kind, pass_state.removesuffix(FIRST)])
+            for (pass_kind, pass_state), pass_trace in second_traces.items()
+            if (pass_kind, pass_state.removesuffix(FIRST)) in later_traces
         }
-        if release_pairs_of_cases.keys() != second_traces.keys() or not all(
-            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in release_pairs_of_cases.values()
+        if trace_pairs_of_cases.keys() != second_traces.keys() or not all(
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in trace_pairs_of_cases.values()
         ):
             continue
         storage_numbers: dict[str, dict[int, int]] = {}
-        for (_, previous_kind), (pass_trace, later_trace) in release_pairs_of_cases.items():
-            if previous_kind.endswith(FIRST):
+        for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
+            if pass_state.endswith(FIRST):
                 releases = pass_trace.releases_of_previous(chunk)
                 later_releases = later_trace.releases_of_previous(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
-                storage_numbers.setdefault(previous_kind[-2], {}).update(
+                storage_numbers.setdefault(pass_state[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
-        for (pass_kind, previous_kind), pass_trace in later_traces.items():
-            all_traces.setdefault((chunk, pass_kind, 1, previous_kind), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous(chunk, storage_numbers.get(previous_kind[-1], {}))
+        for (pass_kind, pass_state), pass_trace in later_traces.items():
+            all_traces.setdefault((chunk, pass_kind, 1, pass_state), pass_trace)
+            second_trace = pass_trace.with_storages_of_previous(chunk, storage_numbers.get(pass_state[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, pass_number, previous_kind + FIRST), second_trace)
+                    all_traces.setdefault((chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
     return all_traces
 
 

@@ -139,18 +139,18 @@ class RepeatAnalysis:
     """
 
     def __init__(
-        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], is_repeating: Sequence[int]
+        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
     ) -> None:
         self.recorded: RecordedEvents = recorded_events
         self.stacks: Sequence[LayerStack] = stacks
-        self.repeating: Sequence[int] = is_repeating
+        self.repeating: Sequence[int] = repeating_stacks
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
         self.orders: list[list[tuple[int, int]]] = [
-            [(i, pair_index) for pair_index in direction] for i in is_repeating for direction in directions
+            [(i, pair_index) for pair_index in direction] for i in repeating_stacks for direction in directions
         ]
         self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}

@@ -117,16 +117,16 @@ def _match_group(
     expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
 ) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining_indices = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining_indices = match_tensors(unmatched_tensors, remaining_indices, tensor_match)
+        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
-    for tensor, shape in remaining_indices:
+    for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
@@ -151,7 +151,7 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(
-    expected_tensors: list[Expected], remaining_indices: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
@@ -160,9 +160,9 @@ def _match_equal_shapes(
     for is_transposed in (False, True):
         for requires_equal_name in (True, False):
             unmatched_tensors: Unmatched = []
-            for tensor, shape in remaining_indices:
+            for tensor, shape in remaining_tensors:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
-                partner_index = (
+                partner = (
                     next(
                         (
                             expected_tensor
@@ -174,14 +174,14 @@ def _match_equal_shapes(
                     if candidates
                     else None
                 )
-                if partner_index is None:
+                if partner is None:
                     unmatched_tensors.append((tensor, shape))
                 else:
-                    expected_tensors.remove(partner_index)
-                    tensors_by_shape[partner_index.shape].remove(partner_index)
+                    expected_tensors.remove(partner)
+                    tensors_by_shape[partner.shape].remove(partner)
                     tensor_match.matched += 1
-            remaining_indices = unmatched_tensors
-    return remaining_indices
+            remaining_tensors = unmatched_tensors
+    return remaining_tensors
 
 
 def _transposed_shape(shape: Shape) -> Shape:
@@ -190,13 +190,13 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(
-    unmatched_tensors: list[Expected], remaining_indices: Unmatched, tensor_match: TensorMatch
+    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
     shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for i, (tensor, shape) in enumerate(remaining_indices):
+    for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
@@ -222,16 +222,16 @@ def _match_expert_stacks(
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
             tensor_match.matched += 1
-    return [stored_tensor for i, stored_tensor in enumerate(remaining_indices) if i not in used_indices]
+    return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
 def _match_fused(
-    expected_tensors: list[Expected], remaining_indices: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
-    for tensor, shape in remaining_indices:
+    for tensor, shape in remaining_tensors:
         axes = len(shape)
         if axes not in fused_by_shape:
             fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)

@@ -218,7 +218,7 @@ class BackwardOwners:
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(outputs, "")
-        loss: Any = sum(flops_by_path.float().sum() for flops_by_path in outputs)
+        loss: Any = sum(output.float().sum() for output in outputs)
         flops_by_owner: dict[str, int] = {}
         running_path, bytes_before = "", count_so_far()
 

@@ -426,13 +426,13 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if training_run.training.recompute is not NONE:
         return None
-    input_storages = {id(saved_storage.storage) for saved_storage in _input_tensors(training_run)}
+    input_storages = {id(tensor.storage) for tensor in _input_tensors(training_run)}
     storages = [
-        saved_storage
-        for saved_storage in saved_storages(loss)
-        if saved_storage.block.kind != "weights" and id(saved_storage) not in input_storages
+        tensor_storage
+        for tensor_storage in saved_storages(loss)
+        if tensor_storage.block.kind != "weights" and id(tensor_storage) not in input_storages
     ]
-    saved_total: int = sum(saved_storage.bytes for saved_storage in storages)
+    saved_total: int = sum(tensor_storage.bytes for tensor_storage in storages)
     return saved_total
 
 
@@ -503,7 +503,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     with torch.no_grad(), variants.kernel_context(training.choices):
         loop.loss()  # creates objects that are created once
     with (
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run_micro_batch,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):
         phase_context.enter_context(record_function(FORWARD))
@@ -514,7 +514,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
                 phase_context.enter_context(record_function(BACKWARD))
 
         loop.micro_batch(record_phase)
-    events = read_events(run_micro_batch)
+    events = read_events(profiler)
     return _event_quantities(events.pass_bytes(), events.sums)
 
 

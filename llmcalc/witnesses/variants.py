@@ -342,8 +342,8 @@ def log_probabilities_of(logits: Any, index: Any) -> Any:
         return (label_logits - log_sums.unsqueeze(-1)).squeeze(-1)
     logits_by_sequence = []
     for rows, row_labels in zip(logits, index, strict=True):
-        sequence_log_sums = F.log_softmax(rows, dim=-1)
-        logits_by_sequence.append(sequence_log_sums.gather(dim=-1, index=row_labels))
+        log_probs = F.log_softmax(rows, dim=-1)
+        logits_by_sequence.append(log_probs.gather(dim=-1, index=row_labels))
     return torch.stack(logits_by_sequence).squeeze(-1)
 
 
@@ -351,8 +351,8 @@ def entropies_of(logits: Any) -> Any:
     """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
     entropies = []
     for rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
-        row_logits = F.log_softmax(rows, dim=-1)
-        entropies.append(-(torch.exp(row_logits) * row_logits).sum(-1))
+        log_probs = F.log_softmax(rows, dim=-1)
+        entropies.append(-(torch.exp(log_probs) * log_probs).sum(-1))
     return torch.cat(entropies, dim=0)
 
 
@@ -377,8 +377,8 @@ def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "selective":
-        float_logits = torch.float32 if choices.float32_loss else logits.dtype
-        return log_probability_loss(logits.to(dtype or float_logits), labels)
+        loss_dtype = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if choices.cross_entropy.startswith("flash"):
         rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]

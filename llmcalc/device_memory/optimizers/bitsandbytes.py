@@ -64,7 +64,7 @@ def bitsandbytes_optimizer(
         step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(states_text for states_text, applies_text in notes if applies_text),
+        note="; ".join(note_text for note_text, applies in notes if applies),
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
@@ -108,11 +108,11 @@ class _Layout:
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         quantized_tensors, float_tensors = self._by_format(tensors)
-        state_format = sum_over(
+        quantized_bytes = sum_over(
             quantized_tensors, lambda tensor: is_large(tensor) * tensor.size + 4 * (1 - is_large(tensor)) * tensor.size
         )
         sizes: States = {
-            f"state{state_index + 1}": add(state_format, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
+            f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
             for state_index in range(self.moments)
         }
         if self.in_8_bits:

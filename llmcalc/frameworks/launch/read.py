@@ -414,12 +414,16 @@ def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], na
     return read_config
 
 
-TABLES_OF = {"trl sft": "trl", "trl dpo": "trl", "trl grpo": "trl", "llamafactory-cli train": "llama-factory"}
+TABLES_OF = {
+    **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
+    "llamafactory-cli train": "llama-factory",
+}
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
 
 IMPLIED_BY: Mapping[str, Mapping[str, Any]] = {
     "trl dpo": {"loss_type": "sigmoid"},
     "trl grpo": {"num_generations": 8},
+    "trl kto": {"loss_type": "kto"},
 }
 """Program → an argument of its trainer alone with its default, by which the reader of its files knows the trainer."""
 

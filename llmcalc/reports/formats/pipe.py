@@ -79,7 +79,7 @@ def _bar_length(table: Table, width: int) -> int:
     free_width = (
         width
         - len(INDENT)
-        - sum(len(GAP) + bar_length for bar_length in _column_widths(_cell_texts(table.without_bars())))
+        - sum(len(GAP) + column_width for column_width in _column_widths(_cell_texts(table.without_bars())))
     )
     return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= free_width), 0)
 

@@ -193,16 +193,14 @@ class Divided(Eager):
         """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
-        reduced_chunks = self.graph.results
+        results_of = self.graph.results
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
 
         local_rows = (
-            make_local_rows()
-            if reduced_chunks is None
-            else reduced_chunks.operation_result("reduce_scatter", make_local_rows)
+            make_local_rows() if results_of is None else results_of.operation_result("reduce_scatter", make_local_rows)
         )
         del chunks
         return local_rows

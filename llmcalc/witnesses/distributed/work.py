@@ -73,7 +73,7 @@ def _end_with_parent() -> None:
 def main(path: str) -> None:
     """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    every_result = run_jobs([job_from_json(result_line) for result_line in Path(path).read_text().splitlines()])
+    every_result = run_jobs([job_from_json(job_line) for job_line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
         print(json.dumps(every_result))
 

@@ -408,6 +408,9 @@ def test_the_reference_model_is_among_the_weights() -> None:
     assert sum(term["bytes"] for term in terms.values()) == document["memory"]["device_bytes"]
     step = document["memory"]["by_kind"]["weights"] - alone["memory"]["by_kind"]["weights"]
     assert step == copy
+    names = [row.cells[0] for row in llmcalc.memory(launch=FOLDER / "trl_dpo.yaml").report().tables[0].rows]
+    (part,) = (i for i, name in enumerate(names) if str(name).startswith("of these: reference model"))
+    assert str(names[part + 1]).startswith("peak")  # above the peak, which has it
 
 
 def test_stages_count_embedding_and_head_as_layers() -> None:
@@ -437,7 +440,7 @@ COMMANDS = [
     ),
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
-    ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),
+    ("trl reward --model_name_or_path a/b", "trl reward is TRL's: trainings of reward models"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
@@ -527,6 +530,20 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
             {"seq": 64, "batch": 4},
         ),
         ("trl grpo --config trl_grpo.yaml --beta 0.04 --use_peft", "trl", {"seq": 1024}),
+        # The scripts of TRL's repository are its commands: they were read as any script of the Trainer.
+        *(
+            (
+                f"accelerate launch --num_processes 1 {script} --model_name_or_path a/b --use_peft --max_length 64 "
+                "--per_device_train_batch_size 2",
+                "trl",
+                {"seq": 64, "batch": sequences, "cross_entropy": loss},
+            )
+            for script, sequences, loss in (
+                ("trl/scripts/dpo.py", 4, None),
+                ("examples/scripts/sft.py", 2, "split"),
+                ("/a/trl/scripts/kto.py", 2, None),
+            )
+        ),
     ],
 )
 def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:

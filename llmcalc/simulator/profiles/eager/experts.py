@@ -203,14 +203,14 @@ class ExpertKernels(Lowering):
                 ]
             else:
                 weights = [
-                    self.slices_of_experts(scope_item, self.expert_weight(scope_item, (experts, outputs, inputs)))
-                    for scope_item in linear_steps
+                    self.slices_of_experts(linear_step, self.expert_weight(linear_step, (experts, outputs, inputs)))
+                    for linear_step in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
-            for scope_item, y in zip(linear_steps, aten.split(product, [outputs] * len(linear_steps)), strict=True):
-                self.store_tensor(scope_item.outs[0], y)
+            for linear_step, y in zip(linear_steps, aten.split(product, [outputs] * len(linear_steps)), strict=True):
+                self.store_tensor(linear_step.outs[0], y)
             return
         weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, outputs, inputs)))
         if x.dtype is not weight.dtype:

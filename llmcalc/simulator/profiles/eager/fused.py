@@ -265,9 +265,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return aten.squeeze(aten.sub(label_logits, aten.unsqueeze(log_sums, 2)))
         logits_by_sequence: list[Tensor] = []
         for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
-            sequence_log_sums = aten.log_softmax(rows)
-            logits_by_sequence.append(aten.gather(sequence_log_sums, row_labels))
-        del rows, sequence_log_sums, row_labels
+            log_probs = aten.log_softmax(rows)
+            logits_by_sequence.append(aten.gather(log_probs, row_labels))
+        del rows, log_probs, row_labels
         return aten.squeeze(aten.stack(logits_by_sequence))
 
     def _entropies(self, logits: Tensor) -> Tensor:
@@ -276,9 +276,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
         entropies: list[Tensor] = []
         for start in range(0, rows.shape[0], ENTROPY_ROWS):
-            row_logits = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
-            probabilities = aten.scale(row_logits, "exp")
-            product = aten.mul(probabilities, row_logits)
+            log_probs = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
+            probabilities = aten.scale(log_probs, "exp")
+            product = aten.mul(probabilities, log_probs)
             del probabilities
             entropy_sum = aten.sum(product)
             del product
