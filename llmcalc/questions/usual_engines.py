@@ -107,8 +107,7 @@ class ServedUsers:
         change = None if is_fitting else engine.change(run_users)
         held = {users: engine.most_users(users) for users in numbers}
         notes = [
-            f"{engine.record.title} holds not {users:,} users but {most:,}: --engine {engine.record.name} counts its "
-            "own budget; the bytes above are of torch's kernels"
+            f"by its own budget {engine.record.title} holds {most:,} users, not {users:,} (--engine {engine.record.name})"
             for users, most in held.items()
             if most < users
         ]

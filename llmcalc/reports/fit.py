@@ -135,14 +135,14 @@ def report(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}",
         run_text(memory_use),
         rows,
-        [*engine_notes, *_search_notes(fit_answer)],
+        [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
     )
     document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        screen = screen._replace(more=[_decoding_table(fit_answer)])
+        screen = screen._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     remark = CHANGES_NOTE
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
@@ -152,15 +152,17 @@ def report(
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(fit_answer: Fitting) -> Table:
-    """Returns the table of seconds per token and user, for the run's users and for the most users."""
+def _decoding_table(fit_answer: Fitting, aside: str) -> Table:
+    """Returns the table of seconds per token and user, for the run's users and for the most users.
+
+    aside: the remark below the heading; empty for none.
+    """
     runs = fit_answer.decoding
     rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     notes += _halving_notes(fit_answer.memory, runs[0])
-    return Table(
-        f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
-    )
+    title = f"A token of every user under {runs[0].stack.title}"
+    return Table(title, USERS_COLUMNS, rows, aside, notes, name="decoding")
 
 
 def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:

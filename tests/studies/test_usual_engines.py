@@ -25,7 +25,9 @@ def test_users_that_are_timed_are_those_that_the_engine_holds() -> None:
     assert answer["verdict"] == "fits"
     assert timed_users == [100, int(option["max_concurrency"])]
     assert answer["largest"]["users"] > timed_users[-1]
-    assert f"not {answer['largest']['users']:,} users but {timed_users[-1]:,}" in fit_screen(run)
+    assert f"vLLM holds {timed_users[-1]:,} users, not {answer['largest']['users']:,} (--engine vllm)" in fit_screen(
+        run
+    )
 
 
 def test_weights_of_llama_cpp_are_offered_its_server_and_its_cache_formats() -> None:
