@@ -209,6 +209,7 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
         ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
         ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
         ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
+        ("return TransformerTrain", "return cookbook.TransformerTrain", "TransformerTrainModuleConfig: no call in"),
         ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
         ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
         ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
@@ -616,6 +617,23 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     settings = launch_of(command, "texts.sh").settings
     assert settings["batch"] == 4 * texts
     assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
+
+
+def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:
+    text = FILES["swift_megatron.sh"]
+    launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
+    assert any("seq_cls: the head is counted" in note for note in launch.notes)
+    assert launch.settings == launch_of(text, "cls.sh").settings
+    with pytest.raises(InputError, match="all-router beside all-linear is not modelled; all-linear alone is"):
+        launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
+
+
+def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
+    text = FILES["unsloth_sft.py"]
+    with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"
+    assert launch_of(with_picture, "notebook.py") == launch_of(text, "notebook.py")
+    with pytest.raises(InputError, match="letters of Python; expected at most 150,000"):
+        launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:
