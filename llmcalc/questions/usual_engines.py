@@ -105,14 +105,15 @@ class ServedUsers:
         if engine is None:
             return cls(tuple(numbers))
         change = None if is_fitting else engine.change(run_users)
-        held = {users: engine.most_users(users) for users in numbers}
+        most_users = {users: engine.most_users(users) for users in numbers}
         notes = [
-            f"by its own budget {engine.record.title} holds {most:,} users, not {users:,} (--engine {engine.record.name})"
-            for users, most in held.items()
+            f"by its own budget {engine.record.title} holds {most:,} users, not {users:,} "
+            f"(--engine {engine.record.name})"
+            for users, most in most_users.items()
             if most < users
         ]
         return cls(
-            tuple(users for users in dict.fromkeys(held.values()) if users),
+            tuple(users for users in dict.fromkeys(most_users.values()) if users),
             tuple(notes[:1]),
             () if change is None else (change,),
         )

@@ -21,8 +21,8 @@ def _excess_notes(utilization: Utilization) -> list[str]:
     if all(row.key != EXACT_CAUSAL for row in excesses):
         names = ", ".join(row.name for row in excesses)
         return [
-            f"more than 100 % by {names}, with FLOPs that need not be computed; the exact count of causal pairs is below "
-            "the peak"
+            f"more than 100 % by {names}, with FLOPs that need not be computed; the exact count of causal pairs is "
+            "below the peak"
         ]
     bits = units.DTYPE_BITS[utilization.dtype]
     narrower_formats = [

@@ -49,7 +49,8 @@ class ServingFitting:
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
     best: the layout that fits with most replicas; if none fits, the one that requires least.
-    needed: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the tried numbers suffices.
+    needed: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the tried
+        numbers suffices.
     fewest: the layout of that replica.
     largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
     untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.

@@ -72,10 +72,10 @@ def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> No
 
 @pytest.mark.parametrize(
     ("flags", "layout", "users"),
-    [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 80.3),
-     ("--tp 8", None, 40.1),
+    [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 81.2),
+     ("--tp 8", None, 41.0),
      ("--dp 8", None, 0),
-     ("--dp 8 --enable-expert-parallel", {}, 25.8)],
+     ("--dp 8 --enable-expert-parallel", {}, 26.6)],
     ids=["stages", "tensor parallelism alone", "replicas", "ranks with attention of their own"],
 )  # fmt: skip
 def test_users_are_divided_over_stages_and_data_parallel_ranks(flags: str, layout: Any, users: float) -> None:

@@ -119,5 +119,7 @@ def test_the_heading_says_that_weights_are_those_of_no_usual_tag() -> None:
 
 
 def test_a_server_that_starts_has_no_empty_change() -> None:
-    document = command(*"memory llama3.2-1b --engine ollama==0.32.15 --hardware m4-max --format json".split())
+    document = command(
+        "memory", "llama3.2-1b", "--engine", "ollama==0.32.15", "--hardware", "m4-max", "--format", "json"
+    )
     assert document.document_with(0)["changes"] == []
