@@ -14,6 +14,7 @@ from .help import Command
 from .options import value_option
 
 if TYPE_CHECKING:
+    from ..frameworks.engines.engine import Engine
     from ..questions.engines import EngineQuestion
     from ..reports.answer import ReportedAnswer
     from .target_options import OutputOptions, TargetOptions
@@ -63,11 +64,37 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
 
             record, _ = engine_and_version(engines[0])
-            args, flag_values = split_arguments(
+            other_args, flag_values = split_arguments(
                 record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
             )
+            self._refuse_idle_short_flags(ctx, record, args)
+            args = other_args
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)
+
+    def _refuse_idle_short_flags(self, ctx: Any, record: Engine, args: Sequence[str]) -> None:
+        """Raises `InputError` for a short option of llmcalc that is a flag of the engine without an effect."""
+        from ..frameworks.engines.flags import flags_by_spelling
+
+        flags_by_name = flags_by_spelling(record.known_flags())
+        for option in self.get_params(ctx):
+            for spelling in option.opts:
+                flag = flags_by_name.get(spelling)
+                if (
+                    spelling.startswith("--")
+                    or flag is None
+                    or not flag.is_idle
+                    or not any(_option_values(spelling, args))
+                ):
+                    continue
+                engine_flags = "".join(
+                    f" or {min(flags_by_name[engine_name].names, key=len)}"
+                    for engine_name in record.flags_by_option.get(option.opts[0], "").split()
+                )
+                raise InputError(
+                    f"{spelling}: is {flag.names[0]} of {record.title}, which changes no memory; expected "
+                    f"{option.opts[0]}{engine_flags}, or remove it"
+                )
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
         """Returns the engine that all servers of a launch file share; none without a launch file."""

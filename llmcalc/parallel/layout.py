@@ -9,6 +9,7 @@ optimizer states, gradients and weights over it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -136,6 +137,12 @@ class Layout:
     def expert_tp(self) -> int:
         """Number of ranks that shard each expert."""
         return self.tp if self.etp is None else self.etp
+
+    @property
+    def replica_devices(self) -> int:
+        """The fewest devices that have all weights: those of its stages, and of the ranks that divide its experts."""
+        expert_ranks = self.ep * self.expert_tp if self.ep > 1 else 1
+        return self.pp * math.lcm(self.tp, expert_ranks)
 
     @property
     def expert_dp(self) -> int:

@@ -221,7 +221,7 @@ def ask_engine_fit(
     flags = question.flags(record)
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
-    flags = _flags_for_users(record, question.preset, flags, user_count, seq)
+    flags = flags_for_users(record, question.preset, flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -251,7 +251,7 @@ def ask_engine_fit(
         flags = {**flags_on(hardware), **layout}
         memory = record.memory_on(question.preset, hardware, version, flags)
         changes = tuple(
-            change_for_users(change, user_count)
+            change_for_users(change, -(-user_count // memory.data_parallel_ranks))
             for change in record.changes_on(question.preset, hardware, version, flags)
         )
     engine_use = EngineUse(question.preset, record, version, hardware, flags, memory, changes, launch=question.launch)
@@ -274,7 +274,10 @@ def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
 
 
 def change_for_users(change: Change, users: int) -> Change:
-    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users."""
+    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users.
+
+    users: those of each data-parallel rank, which has a cache of its own.
+    """
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
@@ -285,7 +288,7 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
         flags.pop(length_field, None)
 
 
-def _flags_for_users(
+def flags_for_users(
     record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
 ) -> dict[str, Any]:
     """Returns an engine's flags for `users` sequences of `seq` tokens.
@@ -325,13 +328,15 @@ def _fewest_devices(
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """
     serving_options: list[EngineOption] = []
-    largest_options: list[EngineOption] = []
+    tried_options: list[EngineOption] = []
     for layout_flags, memory in record.layouts(record.server(preset, hardware, version, flags), max_devices):
-        serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        largest_options = [EngineOption(hardware, layout_flags, memory, serves_users)]
-        serving_options += largest_options if serves_users else []
+        tried_options.append(EngineOption(hardware, layout_flags, memory, memory.holds(users)))
+        serving_options += tried_options[-1:] if tried_options[-1].serves else []
         if serving_options and not record.shows_alternatives:
             break
-    return serving_options or largest_options
+    return (
+        serving_options
+        or sorted(tried_options, key=lambda option: (option.memory.devices, option.memory.max_concurrency))[-1:]
+    )

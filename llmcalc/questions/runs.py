@@ -422,6 +422,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
+    from .usual_engines import ServedUsers, UsualEngine
 
     layout = question.layout
     settings, preset = question.settings, question.preset
@@ -448,7 +449,10 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         check_precision(settings, framework_of(layout))
         memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
+            fit_answer = fit(memory_on_one, question.hardware)
+            engine = UsualEngine.of_run(preset, memory_on_one, question.hardware)
+            served = ServedUsers.of_answer(fit_answer, engine)
+            fit_answer = with_decoding(fit_answer, question.hardware, served.users)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
             if fit_answer.fit.verdict == "no":
                 sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
@@ -459,10 +463,12 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
                     question.runtime_on,
                     changes_beside_devices(memory_on_one, question.hardware, sufficient),
                 )
-                changes = (*sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
                 fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
-                fit_answer, lambda: reports.report(preset, fit_answer, options), fit_answer.fit.verdict != "no"
+                fit_answer,
+                lambda: reports.report(preset, fit_answer, options, served.notes),
+                fit_answer.fit.verdict != "no",
             )
         serving_answer = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(

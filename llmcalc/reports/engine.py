@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import EngineMemory, Term
+from ..frameworks.engines.engine import Change, EngineMemory, Term
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import several
 from .summary import model_data
@@ -89,7 +89,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
                 engine_use.memory.blocks,
                 engine_use.memory.block_size,
                 engine_use.memory.kv_tokens,
-                engine_use.memory.max_concurrency,
+                engine_use.memory.all_users(),
             ]
         )
         for engine_use in engine_uses
@@ -151,7 +151,7 @@ def fit_report(
                 option.memory.devices,
                 _flags_cell(engine_use, option.flags),
                 option.memory.kv_tokens,
-                option.memory.max_concurrency,
+                option.memory.all_users(),
                 "fits" if option.serves else "no",
                 *(decoding_cells(timed_run) if has_times else ()),
             ]
@@ -160,9 +160,8 @@ def fit_report(
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
     columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    table = Table(
-        title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer_text, name="options"
-    )
+    aside = "; ".join(filter(None, (best_option.memory.heading, _launch_aside(engine_use).removeprefix("; "))))
+    table = Table(title, columns, rows, aside, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
     document = {
         "model": model_data(engine_use.preset),
@@ -209,7 +208,7 @@ def _engine_name(engine_use: EngineUse) -> str:
 def _answer_text(memory: EngineMemory) -> str:
     if not memory.starts:
         return "it does not start"
-    return f"it starts, {_users_text(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(memory.all_users())} users of {memory.max_model_len:,} tokens"
 
 
 def _heading_aside(engine_use: EngineUse) -> str:
@@ -222,6 +221,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults}" if defaults else "")
+        + (f"; {engine_use.memory.heading}" if engine_use.memory.heading else "")
         + _launch_aside(engine_use)
     )
 
@@ -263,7 +263,9 @@ def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
 
 def _memory_notes(memory: EngineMemory) -> list[str]:
     message = memory.message.removesuffix(".")
-    return [*([f"{message}."] if message else []), *memory.notes]
+    ranks = memory.data_parallel_ranks
+    ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
+    return [*([f"{message}."] if message else []), *([ranks_note] if ranks > 1 else []), *memory.notes]
 
 
 def _term_source(term: Term) -> str:
@@ -327,13 +329,25 @@ def _changes_table(engine_use: EngineUse) -> Table:
     some_start = any(flag_change.starts for flag_change in engine_use.changes)
     rows = [
         Row(
-            [flag_change.flag, flag_change.kv_tokens, flag_change.max_concurrency, "ok" if flag_change.starts else "no"]
+            [
+                _change_text(engine_use, flag_change),
+                flag_change.kv_tokens,
+                memory.all_users(flag_change.max_concurrency),
+                "ok" if flag_change.starts else "no",
+            ]
         )
         for flag_change in engine_use.changes
         if (not hides_equal_rows or flag_change.kv_tokens > memory.kv_tokens)
         and (flag_change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
+
+
+def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
+    """Writes a changed flag, with the devices that it needs beyond those of the server, where the flag counts none."""
+    if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
+        return flag_change.flag
+    return f"{flag_change.flag}, on {several(flag_change.devices, engine_use.hardware.title)}"
 
 
 def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
@@ -358,7 +372,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     ]
     rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
-        Row(["users", *(_users_text(engine_use.memory.max_concurrency) for engine_use in engine_uses)]),
+        Row(["users", *(_users_text(engine_use.memory.all_users()) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
     devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
@@ -424,7 +438,8 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    return [flag_change._asdict() for flag_change in engine_use.changes]
+    keys = ("flag", "kv_tokens", "max_concurrency", "starts")
+    return [{key: getattr(flag_change, key) for key in keys} for flag_change in engine_use.changes]
 
 
 def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:

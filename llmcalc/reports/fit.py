@@ -18,7 +18,7 @@ from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import verdict_notes, verdict_of
 from .memory_data import device_data, execution_data, workload_data
-from .memory_notes import run_text, settings_text
+from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
@@ -118,10 +118,13 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
     ]
 
 
-def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
+def report(
+    preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
+) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
     options: numbers of the same accelerator on which the run fits; default none.
+    engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     rows = [
@@ -129,14 +132,17 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     screen = _Screen(
-        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _search_notes(fit_answer)
+        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}",
+        run_text(memory_use),
+        rows,
+        [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
     )
     document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        screen = screen._replace(more=[_decoding_table(fit_answer)])
+        screen = screen._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     remark = CHANGES_NOTE
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
@@ -146,15 +152,17 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(fit_answer: Fitting) -> Table:
-    """Returns the table of seconds per token and user, for the run's users and for the most users."""
+def _decoding_table(fit_answer: Fitting, aside: str) -> Table:
+    """Returns the table of seconds per token and user, for the run's users and for the most users.
+
+    aside: the remark below the heading; empty for none.
+    """
     runs = fit_answer.decoding
     rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     notes += _halving_notes(fit_answer.memory, runs[0])
-    return Table(
-        f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
-    )
+    title = f"A token of every user under {runs[0].stack.title}"
+    return Table(title, USERS_COLUMNS, rows, aside, notes, name="decoding")
 
 
 def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
@@ -228,12 +236,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
-    rows = [
-        Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.tp * best_replica.layout.pp])
-    ]
+    sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
+    rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
     if fit.verdict != "no":
         rows += [
-            Row(["users of each replica (--users)", worst_fit.batch, memory_use.workload.batch]),
+            Row([f"users of each {sharing_ranks} (--users)", worst_fit.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", worst_fit.seq, memory_use.workload.seq]),
         ]
     notes = [
@@ -355,7 +362,7 @@ def _sequences_text(fit_answer: Fitting) -> str:
 def _search_notes(fit_answer: Fitting) -> list[str]:
     """Returns notes on the search for the largest numbers."""
     memory_use = fit_answer.memory.states
-    notes = ["each maximum changes one number of the run"]
+    notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
     context = memory_use.full_context
     if context is not None and fit_answer.seq > context:
         notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")

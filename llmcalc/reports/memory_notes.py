@@ -154,6 +154,7 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
+    notes.insert(0, concatenation_note(memory))
     notes.append(_kernels_note(memory))
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
@@ -171,6 +172,18 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
     if memory_use.kv_dtype:
         notes += [_cache_note(memory_use, cache_block(settings, memory_use)), _chunk_note(memory)]
     return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
+
+
+def concatenation_note(memory: Memory) -> str:
+    """Writes why a cache that grows by concatenation leaves blocks free; empty for other runs."""
+    is_concatenated = bool(memory.states.kv_dtype) and not cache_block(memory.settings, memory.states)
+    if memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(memory):
+        return ""
+    free_bytes = memory.device.reserved_bytes - memory.device.peak_bytes
+    return (
+        f"fragmentation: {units.memory(free_bytes)}, since torch concatenates each layer's cache with a token into a "
+        "new tensor; a server pages its cache, which --kv-block 16 or the default --phase inference counts"
+    )
 
 
 def _pure_note(memory: Memory) -> str:

@@ -9,10 +9,30 @@ from .. import units
 from ..studies.utilization import Utilization
 from .document import Column, Row, Table
 
-IMPOSSIBLE = (
-    "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together, and a narrower "
-    "format has a higher peak (--dtype fp8)"
-)
+EXACT_CAUSAL = "exact_causal"
+"""The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
+
+
+def _excess_notes(utilization: Utilization) -> list[str]:
+    """Returns the note on a utilization above 100 %: of the fewest FLOPs that are needed, or of other counts alone."""
+    excesses = [row for row in utilization.conventions if row.hfu > 1]
+    if not excesses:
+        return []
+    if all(row.key != EXACT_CAUSAL for row in excesses):
+        names = ", ".join(row.name for row in excesses)
+        return [
+            f"more than 100 % by {names}, with FLOPs that need not be computed; the exact count of causal pairs is "
+            "below the peak"
+        ]
+    bits = units.DTYPE_BITS[utilization.dtype]
+    narrower_formats = [
+        dtype
+        for dtype in utilization.hardware.peak_flops
+        if dtype.startswith("float") and units.DTYPE_BITS[dtype] < bits
+    ]
+    widest = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
+    advice = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest)})" if widest else ""
+    return ["more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice]
 
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
@@ -43,7 +63,7 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
     peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
     peak = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
-        *([IMPOSSIBLE] if any(utilization_row.hfu > 1 for utilization_row in utilization.conventions) else []),
+        *_excess_notes(utilization),
         f"peak of each device: {peak}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",

@@ -83,12 +83,9 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     return Fitting(memory, current_fit, batch, seq, changes)
 
 
-def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
-    """Adds the seconds per token and user: for a run that fits, and for the most users."""
-    memory, max_batch = fit_answer.memory, fit_answer.batch
-    users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
-    users += [max_batch] if max_batch and max_batch not in users else []
-    runs = (decoded_token(memory, hardware, users=user_count) for user_count in users)
+def with_decoding(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
+    """Adds the seconds per token and user, for several numbers of users."""
+    runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
 
 
@@ -388,7 +385,7 @@ LEAST_CAPABILITIES = {"fp8": 8.0, "awq-int4-g128": 7.5}
 def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns (changes that keep the results, narrower formats of cache and weights that the usual stack has)."""
     settings, memory_use = memory.settings, memory.states
-    only_llama_cpp = usual_stack(hardware) == LLAMA_CPP_STACK
+    only_llama_cpp = usual_stack(hardware, memory) == LLAMA_CPP_STACK
     capability = float(hardware.compute_capability or max(LEAST_CAPABILITIES.values()))
     cheap_changes: list[dict[str, Any]] = []
     if memory.attention != "flash":

@@ -49,7 +49,8 @@ class ServingFitting:
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
     best: the layout that fits with most replicas; if none fits, the one that requires least.
-    needed: fewest accelerators of one replica that fits; None if none of the tried numbers suffices.
+    needed: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the tried
+        numbers suffices.
     fewest: the layout of that replica.
     largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
     untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
@@ -97,7 +98,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
         memory,
         tuple(timed_replicas),
         best_replica,
-        None if fewest_layout is None else fewest_layout.tp * fewest_layout.pp,
+        None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
         replace(worst_fit, batch=batch, seq=seq, changes=changes),
         untried,
@@ -191,7 +192,10 @@ def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRe
     devices = 2 * layout_request.devices
     while devices <= MOST_TRIED:
         for layout in serving_layouts(memory, replace(layout_request, dp=None), devices):
-            if layout.dp == 1 and _replica_of_layout(memory, hardware, layout).fit.verdict != "no":
+            if (
+                layout.replica_devices == layout.world
+                and _replica_of_layout(memory, hardware, layout).fit.verdict != "no"
+            ):
                 return layout
         devices *= 2
     return None

@@ -523,9 +523,17 @@ def time_training(
 
 
 def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:
-    """Returns an inference run as a software stack runs it: in 16 bits if it halves weights published in float32."""
-    is_halved = stack.halves_float32 and memory.settings.dtype is None and memory.published == "float32"
-    return memory.with_(dtype="bfloat16") if is_halved else memory
+    """Returns an inference run with the weights that a software stack loads, where the user states no format.
+
+    That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
+    """
+    settings = memory.settings
+    if settings.dtype is not None:
+        return memory
+    if stack.halves_float32 and memory.published == "float32":
+        return memory.with_(dtype="bfloat16")
+    is_converted = stack.four_bit_scheme is not None and DTYPE_BITS[memory.published] == 4 and not settings.quantize
+    return memory.with_(quantize=stack.four_bit_scheme) if is_converted else memory
 
 
 def time_inference(

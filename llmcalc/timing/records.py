@@ -143,6 +143,7 @@ class Stack(Record):
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     halves_float32: bool = False
+    four_bit_scheme: str | None = None
     expert_weights: Share = 1.0
     expert_products: dict[str, Share] = {}
     expert_wait: dict[str, float] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -54,6 +56,42 @@ def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -
     assert documents[0].output == documents[1].output
 
 
+@pytest.mark.parametrize("command", ["memory", "fit", "kv"])
+@pytest.mark.parametrize("argument", ["-s 8k", "-s abc", "-s=8k"])
+def test_a_short_option_that_would_be_an_idle_flag_of_the_engine_is_refused(command: str, argument: str) -> None:
+    line = f"{command} qwen3-8b --engine llama.cpp --hardware h100 {argument}"
+    assert str(CliRunner().invoke(app, line.split()).exception) == (
+        "-s: is --seed of llama.cpp, which changes no memory; expected --seq or -c, or remove it"
+    )
+
+
 def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> None:
     answer = CliRunner().invoke(app, ["memory", "qwen3-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "abc"])
     assert "--seq: 'abc'" in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout", "users"),
+    [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 81.2),
+     ("--tp 8", None, 41.0),
+     ("--dp 8", None, 0),
+     ("--dp 8 --enable-expert-parallel", {}, 26.6)],
+    ids=["stages", "tensor parallelism alone", "replicas", "ranks with attention of their own"],
+)  # fmt: skip
+def test_users_are_divided_over_stages_and_data_parallel_ranks(flags: str, layout: Any, users: float) -> None:
+    """Caches of latents are copied by tensor parallelism, and divided by stages; `--devices` counts all replicas."""
+    line = f"fit deepseek-r1 --hardware h200 --devices 8 --users 64 --seq 16k --engine vllm==0.33 {flags} --format json"
+    document = json.loads(CliRunner().invoke(app, line.split()).output)
+    (option,) = document["options"]
+    assert option["devices"] == 8
+    assert option["max_concurrency"] == pytest.approx(users, abs=0.05)
+    assert option["fits"] == (layout is not None)
+    assert layout in (None, option["flags"])
+
+
+def test_users_on_screens_are_those_of_all_data_parallel_ranks() -> None:
+    line = "fit qwen3-8b --hardware h100 --devices 2 --users 100 --seq 4k --engine vllm==0.33 --dp 2"
+    output = CliRunner().invoke(app, line.split()).output
+    tokens, users = re.findall(r"h100-sxm +2 +— +([\d,]+) +([\d.]+)", output)[0]
+    assert float(users) == pytest.approx(2 * int(tokens.replace(",", "")) / 4096, abs=1)
+    assert "data-parallel ranks" in output

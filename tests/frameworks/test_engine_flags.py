@@ -95,6 +95,11 @@ def test_values_out_of_bounds_are_refused(values: dict[str, Any], reason: str) -
         read(**values)
 
 
+def test_a_number_behind_a_switch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--eager 8: --eager of server takes no value; remove 8$"):
+        split_arguments("server", FLAGS, ["--eager", "8", "model"], {}, OPTIONS)
+
+
 def test_suffixes_are_powers_of_ten_and_of_two() -> None:
     tokens = Flag(("--tokens",), "tokens")
     numbers = [tokens.read(f"1{suffix}") for suffix in ("", "k", "m", "g", "K", "M", "G")]

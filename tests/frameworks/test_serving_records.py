@@ -202,3 +202,11 @@ def test_the_layout_with_most_replicas_that_fits_is_found(run: Any) -> None:
     found = json.loads(out)
     assert (code, found["verdict"], found["needed_devices"]) == (1, "no", 8)
     assert found["changes"][0]["option"] == "--devices 8 --tp 8"
+
+
+def test_a_replica_has_all_devices_that_divide_its_experts(run: Any) -> None:
+    words = "fit", "qwen3-30b-a3b", "--seq", "1k", "--devices", "4", "--dp", "4", "--ep", "4", "--format", "json"
+    code, out, _ = run(*words, "--hardware", "h100")
+    assert (code, json.loads(out)["needed_devices"]) == (0, 4)
+    code, out, _ = run(*words, "--hardware", "12GiB")
+    assert (code, json.loads(out)["needed_devices"]) == (1, 8)

@@ -90,3 +90,18 @@ def test_the_document_has_every_convention(run):
     assert run_data["tokens_per_second_per_device"] == 12_000
     assert [one["key"] for one in run_data["conventions"]][:2] == ["exact_full", "exact_causal"]
     assert {"palm_b", "megatron"} < {one["key"] for one in run_data["conventions"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("qwen3-30b-a3b --tokens-per-second 20k --hardware h100", "more than 100 % by all parameters, with FLOPs"),
+        ("llama3-8b --tokens-per-second 20k --hardware m4-max", "of all of them together\n"),
+        ("llama3-8b --tokens-per-second 90k --hardware h100", "has a higher peak (--dtype fp8)"),
+    ],
+    ids=["a rule counts more than is computed", "no narrower format", "a narrower format"],
+)
+def test_the_peak_is_compared_with_the_exact_count(run, words, note):
+    out = run("flops", *words.split(), "--phase", "prefill", "--seq", "2k", columns=300)[1]
+    assert note in out
+    assert ("above the peak" in out) == ("by all parameters" not in note)

@@ -48,12 +48,16 @@ MOST_DEVICES = 64
 
 
 class Change(NamedTuple):
-    """A changed flag with the resulting KV cache. flag: the flag and value as users type it."""
+    """A changed flag with the resulting KV cache. flag: the flag and value as users type it.
+
+    devices: the number of devices with the change; default 1.
+    """
 
     flag: str
     kv_tokens: int
     max_concurrency: float
     starts: bool
+    devices: int = 1
 
 
 @frozen
@@ -71,6 +75,7 @@ class EngineMemory:
         own among those that divide experts. None for an engine that places whole layers on devices.
     host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
         is in use (`share`); empty if not known.
+    heading: a remark that stands below the heading of a screen; default none.
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     """
 
@@ -88,7 +93,24 @@ class EngineMemory:
     settings: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
+    heading: str = ""
     most_sequences: int = 0
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """The number of ranks among which requests are divided, each with a cache of `kv_tokens`."""
+        return 1 if self.layout is None else self.layout.dp
+
+    def all_users(self, max_concurrency: float | None = None) -> float:
+        """Returns the requests that the caches of all data-parallel ranks hold at once.
+
+        max_concurrency: those of a rank; None (default) for those of this memory.
+        """
+        return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
+
+    def holds(self, users: int) -> bool:
+        """Whether it starts, and its caches hold the requests of all users, which the ranks divide evenly."""
+        return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
@@ -234,18 +256,21 @@ class Engine:
                 memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
-            changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
+            changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices))
             tried_flags.append({**flags, **changed_values})
         if not any(change.starts for change in changes):
             for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
                 changes[change_number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
         if not any(change.starts for change in changes) and not self.shows_alternatives:
             for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
+                if memory.starts and not layout_flags:  # it starts as it is
+                    return changes
                 if memory.starts:
                     typed_layout = " ".join(
                         f"{self.spelling(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
                     )
-                    return [*changes, Change(typed_layout, memory.kv_tokens, memory.max_concurrency, True)]
+                    last_change = Change(typed_layout, memory.kv_tokens, memory.max_concurrency, True, memory.devices)
+                    return [*changes, last_change]
         return changes
 
     def _with_shorter_requests(
@@ -259,5 +284,7 @@ class Engine:
             if typed_flag.startswith(self.spelling(server.length_field)):
                 memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
                 if memory.starts:
-                    return Change(f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True)
+                    return Change(
+                        f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True, memory.devices
+                    )
         return change

@@ -305,7 +305,8 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
-    Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
+    Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
+    behind a flag that takes none.
     """
     flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
@@ -354,6 +355,11 @@ def split_arguments(
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
+        if flag_value is True and unknown is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
+            raise InputError(
+                f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; remove "
+                f"{argument_queue[0]}"
+            )
         if matched_flag.keys:
             _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
         else:

@@ -95,6 +95,11 @@ class EngineServer:
         """The number of pipeline stages of the server."""
         return int(self.flags.get(self.layout_fields[1], 1))
 
+    @property
+    def devices(self) -> int:
+        """The number of devices of all replicas; by default of one."""
+        return self.tp * self.pp
+
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
         """Returns the layers of each pipeline stage; None if all have the same number.
 

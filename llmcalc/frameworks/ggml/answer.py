@@ -10,6 +10,9 @@ from .encoder import encoder_device
 from .server import Buffers, GgmlServer
 from .settings import GIB, VULKAN
 
+UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types"
+"""The note on a model whose checkpoint has no number format of ggml."""
+
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
@@ -94,7 +97,7 @@ def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
 def _server_notes(server: GgmlServer) -> list[str]:
     server_remarks = []
     if server.model.gguf_file is None and server.model.scheme == "bf16":
-        server_remarks.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
+        server_remarks.append(UNQUANTIZED_NOTE)
     if server.encoder_bytes:
         server_remarks.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
     elif server.preset.model.towers:

@@ -170,9 +170,16 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
         flag_sets += [{"n_gpu_layers": gpu_layers}] if gpu_layers is not None else []
     for trial_flags in flag_sets:
         try:
+            if server.has_automatic_context and _is_shortened(server.with_flags(**trial_flags)):
+                trial_flags = trial_flags | {"ctx_size": server.context}
             yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
         except InputError:  # a type that the model's widths do not have
             continue
+
+
+def _is_shortened(server: GgmlServer) -> bool:
+    """Whether --fit shortens the context of a server whose flags state none."""
+    return fit(server).server.context < server.context
 
 
 def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
 from ..ggml import changes
-from ..ggml.answer import engine_memory
+from ..ggml.answer import UNQUANTIZED_NOTE, engine_memory
 from ..ggml.fit import FittedServer, fit, largest_number
 from ..ggml.model import GgufModel
 from ..ggml.server import GgmlServer
@@ -32,6 +32,13 @@ BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 have (server/sched.go, `automaticGenerationBatch`)."""
 
 DEFAULT_BATCH = 512
+
+
+UNQUANTIZED_HEADING = (
+    "weights in bf16, as of a tag such as fp16: ollama pull gets about 4 bits without a tag (--quantize q4_k_m)"
+)
+"""The remark on a model without --quantize: the library's tags without a name have 4 to 5 bits a weight (README.md of
+Ollama, "Model library": Llama 3.1 8B in 4.7 GB, Phi 4 14B in 9.1 GB)."""
 
 
 class OllamaRules(RuleRange):
@@ -251,7 +258,17 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(answer_notes))
+    heading = ""
+    if UNQUANTIZED_NOTE in answer_notes:
+        answer_notes.remove(UNQUANTIZED_NOTE)
+        heading = UNQUANTIZED_HEADING
+    return replace(
+        computed_answer,
+        max_model_len=server.num_ctx,
+        assumed=assumed_options,
+        notes=tuple(answer_notes),
+        heading=heading,
+    )
 
 
 def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -526,3 +526,20 @@ def test_devices_of_vulkan_have_its_name_and_a_note() -> None:
     assert {term.device for term in server.terms} == {"Vulkan0", "Vulkan1", "CPU"}
     assert any("Vulkan" in note for note in server.notes)
     assert not any("Vulkan" in note for note in memory(ctx_size=4096).notes)
+
+
+def test_flags_that_fit_lists_are_those_of_their_tokens() -> None:
+    """Without -c the server shortens the context to what fits; a row with all tokens states them."""
+    run = "qwen3-1.7b --hardware 4GiB --engine llama.cpp==b10488"
+    answer = command(*f"fit {run} --format json".split()).document_with(0)
+    (option,) = [option for option in answer["options"] if option["flags"].get("--n-gpu-layers") != "all"]
+    flags = " ".join(f"{flag} {value}" for flag, value in option["flags"].items())
+    assert "--ctx-size" in option["flags"]
+    assert command(*f"memory {run} {flags} --format json".split()).document_with(0)["kv_tokens"] == option["kv_tokens"]
+    typed = " ".join(f"{flag} {value}" for flag, value in option["flags"].items() if flag != "--ctx-size")
+    assert command(*f"memory {run} {typed} --format json".split()).document_with(0)["kv_tokens"] < option["kv_tokens"]
+
+
+def test_a_change_to_more_devices_says_so() -> None:
+    run = "memory qwen3-1.7b --hardware 4GiB --engine llama.cpp==b10488 --seq 32k"
+    assert "-ngl all -ts 1,1, on 2 × 4GiB" in command(*run.split()).out

@@ -107,3 +107,19 @@ def test_variables_are_written_as_in_a_shell() -> None:
     assert document["max_model_len"] == 8000
     assert document["max_concurrency"] == 2
     assert "OLLAMA_NUM_PARALLEL" not in document["assumed"]
+
+
+def test_the_heading_says_that_weights_are_those_of_no_usual_tag() -> None:
+    screens = [
+        command(*f"{verb} llama3.2-1b --engine ollama==0.32.15 --hardware rtx-3060".split(), columns=200).out
+        for verb in ("memory", "fit", "memory --quantize q4_k_m")
+    ]
+    headings = [screen.split("\n  term")[0].split("\n  accelerator")[0] for screen in screens]
+    assert ["ollama pull gets about 4 bits" in heading for heading in headings] == [True, True, False]
+
+
+def test_a_server_that_starts_has_no_empty_change() -> None:
+    document = command(
+        "memory", "llama3.2-1b", "--engine", "ollama==0.32.15", "--hardware", "m4-max", "--format", "json"
+    )
+    assert document.document_with(0)["changes"] == []

@@ -1,0 +1,119 @@
+"""The usual engine of an inference run that names none: what it holds beside the bytes that torch's kernels need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..accelerator import Fit, Hardware
+from ..device_memory.estimate import Memory
+from ..errors import InputError
+from ..frameworks.engines.engine import Engine, EngineMemory
+from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..reports.engine import HOST
+from ..sources.preset import Preset
+from ..studies.decoding import usual_stack
+from ..studies.fit import Change, Fitting
+from .engines import flags_for_users
+
+NEWEST = (10**9,)
+"""A version above all others, which has the newest software stack."""
+
+
+@dataclass(frozen=True)
+class UsualEngine:
+    """The engine with which people run a model on an accelerator. seq: tokens of each request.
+
+    options: options of llmcalc that name the format of weights and cache, by their Python names.
+    """
+
+    preset: Preset
+    record: Engine
+    hardware: Hardware
+    seq: int
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
+        """Returns the usual engine of a run; None for a run of one phase, and where the engine does not run."""
+        settings, stack = memory.settings, usual_stack(hardware, memory)
+        records = [record for record in map(engine, FOLDERS) if record.stack(NEWEST) == stack]
+        if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
+            return None
+        options = {name: getattr(settings, name) for name in ("dtype", "kv_dtype", "quantize")}
+        typed_options = {name: value for name, value in options.items() if value is not None}
+        return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
+
+    def memory_of(self, users: int) -> EngineMemory | None:
+        """Returns the engine's memory with room for users; None for what it does not run, or in no known way."""
+        options = dict(self.options)
+        scheme = options.pop("quantize", None)
+        try:
+            flags = read_values(self.record.title, self.record.known_flags(), options, self.record.flags_by_option)
+            flags |= {} if scheme is None else {"quantize": scheme}
+            if self.record.shows_alternatives:  # layers on the host are another run
+                flags |= {"n_gpu_layers": "all", "fit": "off"}
+            flags = flags_for_users(self.record, self.preset, flags, users, self.seq)
+            _, version = engine_and_version(self.record.name)
+            return self.record.memory_on(self.preset, self.hardware, version, flags)
+        except InputError:
+            return None
+
+    def most_users(self, users: int) -> int:
+        """Returns how many of the users its cache holds; all of them where its memory is not known."""
+        memory = self.memory_of(users)
+        if memory is None or memory.holds(users):
+            return users
+        divides_cache = self.record.serving_flags is None  # one cache for any number of users
+        return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
+
+    def change(self, users: int) -> Change | None:
+        """Returns the change from torch's kernels to the engine, which reads prompts in pieces.
+
+        None where the engine fills a budget, or does not hold the users.
+        """
+        memory = self.memory_of(users) if self.record.shows_alternatives else None
+        if memory is None or not memory.holds(users):
+            return None
+        device_bytes = max(
+            sum(term.bytes for term in memory.terms if term.device == device)
+            for device in {term.device for term in memory.terms} - {HOST}
+        )
+        return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
+
+
+@dataclass(frozen=True)
+class ServedUsers:
+    """The users of a run and the most users that fit, as far as the usual engine holds them.
+
+    users: numbers of users whose tokens are timed. notes: which of them the engine does not hold.
+    changes: the engine in place of torch's kernels, for a run that does not fit.
+    """
+
+    users: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def of_answer(cls, fitting: Fitting, engine: UsualEngine | None) -> ServedUsers:
+        """Returns the users of a run, and the most users that fit. engine: the usual engine; None without one."""
+        run_users = int(fitting.memory.states.workload.batch)
+        is_fitting = fitting.fit.verdict != "no"
+        numbers = [users for users in dict.fromkeys((run_users if is_fitting else 0, fitting.batch)) if users]
+        if engine is None:
+            return cls(tuple(numbers))
+        change = None if is_fitting else engine.change(run_users)
+        most_users = {users: engine.most_users(users) for users in numbers}
+        notes = [
+            f"by its own budget {engine.record.title} holds {most:,} users, not {users:,} "
+            f"(--engine {engine.record.name})"
+            for users, most in most_users.items()
+            if most < users
+        ]
+        return cls(
+            tuple(users for users in dict.fromkeys(most_users.values()) if users),
+            tuple(notes[:1]),
+            () if change is None else (change,),
+        )

@@ -1,0 +1,57 @@
+"""`fit` without an engine, compared with what the usual engine of the accelerator holds by its own rules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.in_process import command
+
+
+def fit(line: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(command("fit", *line.split(), "--format", "json").out)
+    return document
+
+
+def fit_screen(line: str) -> str:
+    return " ".join(command("fit", *line.split()).out.split())
+
+
+def test_users_that_are_timed_are_those_that_the_engine_holds() -> None:
+    run = "llama3.2-1b --hardware l4 --users 100 --seq 4k"
+    answer = fit(run)
+    (option,) = fit(f"{run} --devices 1 --engine vllm")["options"]
+    timed_users = [row["users"] for row in answer["decoding"]]
+    assert answer["verdict"] == "fits"
+    assert timed_users == [100, int(option["max_concurrency"])]
+    assert answer["largest"]["users"] > timed_users[-1]
+    assert f"vLLM holds {timed_users[-1]:,} users, not {answer['largest']['users']:,} (--engine vllm)" in fit_screen(
+        run
+    )
+
+
+def test_weights_of_llama_cpp_are_offered_its_server_and_its_cache_formats() -> None:
+    run = "qwen3-8b --hardware 8GiB --quantize q4_k_m --seq 14k"
+    changes = {change["option"]: change for change in fit(run)["changes"]}
+    (option, *_) = fit(f"{run} --engine llama.cpp")["options"]
+    assert (option["flags"], option["fits"]) == ({"--n-gpu-layers": "all"}, True)
+    assert changes["--engine llama.cpp"]["verdict"] == "fits"
+    assert "--kv-dtype q8_0" in changes
+    assert not any("fp8" in change for change in changes)
+
+
+def test_a_cache_that_is_concatenated_is_named_as_the_reason_of_free_blocks() -> None:
+    run = "llama3.2-1b --hardware l4 --users 16 --seq 4k"
+    assert "since torch concatenates each layer's cache" in fit_screen(f"{run} --phase decode")
+    assert all("concatenates" not in fit_screen(f"{run} {paged}") for paged in ("--phase decode --kv-block 16", ""))
+
+
+def test_llama_cpp_is_timed_with_the_weights_that_it_loads() -> None:
+    """Weights published in MXFP4 become a GGUF file of that mix, whose other matrices have 8 bits, in both answers."""
+    run = "gpt-oss-20b --hardware rtx-5090 --engine llama.cpp"
+    timed = [
+        command(*f"time {run} --phase decode --format json {scheme}".split()).document_with(0)["seconds"]
+        for scheme in ("", "--quantize mxfp4_moe", "--quantize mxfp4")
+    ]
+    assert timed[0] == timed[1] != timed[2]
+    assert "mxfp4-moe" in command(*f"memory {run}".split()).out
