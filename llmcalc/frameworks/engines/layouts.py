@@ -30,7 +30,7 @@ def layouts_of(
     """
     tensor_field, stage_field = server.layout_fields[:2]
     stated_tensor, stated_stages = server.flags.get(tensor_field), server.flags.get(stage_field)
-    ranks_beside = max(1, server.devices // (server.tp * server.pp))  # data-parallel ranks
+    ranks_beside = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((most_devices // ranks_beside).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
     for tp in [stated_tensor] if stated_tensor else [size for size in powers_of_two[::-1] if size <= largest_tensor]:

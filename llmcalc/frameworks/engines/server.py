@@ -96,7 +96,7 @@ class EngineServer:
         return int(self.flags.get(self.layout_fields[1], 1))
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """The number of devices of all replicas; by default of one."""
         return self.tp * self.pp
 

@@ -146,7 +146,7 @@ class Server(EngineServer):
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """The number of devices of all replicas."""
         return self.tp * self.pp * (1 if self.divides_attention else self.dp)
 
@@ -525,7 +525,7 @@ def memory(server: Server) -> EngineMemory:
         starts=not startup_error,
         message=startup_error,
         max_model_len=length,
-        devices=server.devices,
+        devices=server.device_count,
         block_size=page_tokens,
         assumed=server.assumed,
         settings=server.settings,

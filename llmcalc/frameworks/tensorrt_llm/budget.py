@@ -207,7 +207,7 @@ def memory(server: Server) -> EngineMemory:
         starts=not startup_error,
         message=startup_error,
         max_model_len=max_seq_len,
-        devices=server.devices,
+        devices=server.device_count,
         block_size=block_tokens,
         assumed=server.assumed,
         settings=server.settings,

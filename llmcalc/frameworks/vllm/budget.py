@@ -283,7 +283,7 @@ class Server(EngineServer):
         return int(self.flags.get("data_parallel_size", 1))
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         return self.tp * self.pp * self.dp
 
     @cached_property
@@ -675,7 +675,7 @@ def memory(server: Server) -> EngineMemory:
         starts=not startup_error,
         message=startup_error,
         max_model_len=longest_tokens,
-        devices=server.devices,
+        devices=server.device_count,
         block_size=pool.block_size,
         assumed=server.assumed,
         settings=server.settings,
