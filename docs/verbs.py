@@ -65,10 +65,10 @@ def verbs(cls: type) -> dict[str, Callable[..., Any]]:
 
 def shape(value: Any) -> str:
     """The rows and the axes of a value."""
-    from llmcalc.flow.axis import Beside
+    from llmcalc.flow.axis import JoinedShapes
 
     def axis(value_axis: Any) -> str:
-        if isinstance(value_axis, Beside):
+        if isinstance(value_axis, JoinedShapes):
             return " + ".join(" · ".join(map(axis, part)) or "1" for part in value_axis.parts)
         return str(value_axis.name)
 

@@ -1,5 +1,6 @@
-"""The arithmetic of language models: exact parameters, FLOPs and bytes of any architecture, as closed forms that are
-checked against a PyTorch model that runs.
+"""The arithmetic of language models: exact parameters, FLOPs and bytes of any architecture.
+
+The counts are closed forms, which are checked against a PyTorch model that runs.
 
     import llmcalc
     spec = llmcalc.load("llama3-8b")
@@ -85,11 +86,11 @@ def __getattr__(name: str) -> Any:
     """Imports the module of a name when the name is first used, so that `import llmcalc` alone is fast."""
     from importlib import import_module
 
-    homes = {"InputError": ".errors", "ModelSpec": ".model", "load": ".arguments"}
+    modules_by_name = {"InputError": ".errors", "ModelSpec": ".model", "load": ".arguments"}
     if name == "testing":
         return import_module(".testing", __name__)
     if name in __all__:
-        return getattr(import_module(homes.get(name, ".api"), __name__), name)
+        return getattr(import_module(modules_by_name.get(name, ".api"), __name__), name)
     raise AttributeError(f"module 'llmcalc' has no attribute '{name}'")
 
 

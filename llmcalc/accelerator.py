@@ -151,11 +151,11 @@ class Hardware(Record):
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for table in ("peak_flops", "float16_accumulation_flops"):
-            for name in getattr(self, table):
+        for rates in ("peak_flops", "float16_accumulation_flops"):
+            for name in getattr(self, rates):
                 if name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{table}: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rates}: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 
@@ -255,7 +255,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes divided by the capacity; above 1 if the run does not fit."""
+        """The required bytes divided by the capacity, which is above 1 if the run does not fit."""
         return self.needed / self.capacity
 
     @property

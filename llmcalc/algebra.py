@@ -17,12 +17,12 @@ Number: TypeAlias = Any
 
 def _is_symbolic(*values: Number) -> bool:
     sympy = sys.modules.get("sympy")
-    return sympy is not None and any(isinstance(v, sympy.Basic) for v in values)
+    return sympy is not None and any(isinstance(value, sympy.Basic) for value in values)
 
 
 def _is_array(*values: Number) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and any(isinstance(v, numpy.ndarray) for v in values)
+    return numpy is not None and any(isinstance(value, numpy.ndarray) for value in values)
 
 
 def is_zero(value: Number) -> bool:
@@ -84,7 +84,7 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers by a condition on a size; for arrays, chooses for each element.
+    """Returns one of two numbers by a condition on a size, elementwise for arrays.
 
     It does not support symbols.
     """
@@ -96,7 +96,7 @@ def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
 
 
 def log2(value: Number) -> Number:
-    """Returns the base-2 logarithm as a float or an array of floats; symbols are not supported."""
+    """Returns the base-2 logarithm as a float or an array of floats. Symbols are not supported."""
     if _is_array(value):
         import numpy
 
@@ -120,13 +120,18 @@ def exact_div(dividend: Number, divisor: Number) -> Number:
 
 
 def floor_div(dividend: Number, divisor: Number) -> Number:
-    """Returns `dividend // divisor`; `floor(dividend / divisor)` for symbols."""
+    """Returns `dividend // divisor`, which is `floor(dividend / divisor)` for symbols."""
     return dividend // divisor
 
 
 def ceil_div(dividend: Number, divisor: Number) -> Number:
     """Returns `dividend / divisor` rounded up."""
     return -(-dividend // divisor)
+
+
+def round_up(number: Number, multiple: int) -> Number:
+    """Rounds a number up to a multiple."""
+    return ceil_div(number, multiple) * multiple
 
 
 def triangle(n: Number) -> Number:

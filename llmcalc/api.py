@@ -119,9 +119,10 @@ def flops(
     audio: float | None = None,
     **options: Any,
 ) -> Flops:
-    """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
-    `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs). Of a measured run,
-    `.utilization` has the MFU and HFU under each convention.
+    """Counts the FLOPs of one pass: `.total` under the convention `pairs`, or under both, `.full` and `.causal`.
+
+    Parts of the total are `.by_component`, `.per_token`, `.forward` and `.backward`. `.mla` is the form in which latent
+    attention runs. For a measured run, `.utilization` has the MFU and HFU under each convention.
 
     batch: number of sequences; default 1. users: another name of it, in inference.
     seq: new tokens per sequence; default 2,048, or the number of learned positions where that is smaller. Decoding adds
@@ -201,8 +202,10 @@ def kv(
     audio: float | None = None,
     **options: Any,
 ) -> Cache | ReportedAnswer:
-    """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
-    `.what_if`, `.growth`.
+    """Computes the KV cache of `batch` sequences of `seq` tokens each, in bytes.
+
+    `.bytes` is the whole cache, `.bytes_per_token` its growth per token, `.by_layer_kind` the bytes by type of layer,
+    `.what_if` the cache of changed models and `.growth` the cache by length.
 
     batch: number of sequences; default 1. users: another name of it.
     seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
@@ -339,10 +342,11 @@ def memory(
     draft: Model | None = None,
     **options: Any,
 ) -> DeviceUse | RanksUse | ReportedAnswer:
-    """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
-    `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`). With the
-    sizes of a layout, or with a launch file of one, that of its ranks: `.peak` and `.by_rank`. `.fits` says on which
-    accelerators it fits.
+    """Computes the memory of one device, or of the ranks of a layout, in bytes.
+
+    One device has `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind` and `.device.timeline`, and in
+    `.states` the tensors that stay between passes, in closed form (`.total_bytes`, `.parts`). The sizes of a layout, or
+    a launch file with them, give its ranks: `.peak` and `.by_rank`. `.fits` says on which accelerators the run fits.
 
     phase: training, prefill, decode or inference; default inference, or training if an option that only training has is
         given. launch: the file that starts the run, or servers of engines.
@@ -455,7 +459,7 @@ def plan(
     cublas_workspace: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Ranks the layouts over many devices that fit, best first: `.result.plan`; `.ok` says whether one fits.
+    """Ranks the layouts over many devices that fit, best first, in `.result.plan`. `.ok` says whether any fits.
 
     global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens.
     rows: layouts that are replayed.
@@ -505,8 +509,10 @@ def time(
     with_mtp: bool = False,
     **options: Any,
 ) -> ReportedAnswer:
-    """Estimates the seconds of a training step, of a prompt batch or of one token of every sequence: `.result.range`
-    (`.low`, `.estimate`, `.high`), `.result.parts`, `.result.bounds` and `.result.nodes(depth)`.
+    """Estimates the seconds of a training step, of a prompt batch, or of one token of every sequence.
+
+    `.result.range` has `.low`, `.estimate` and `.high`. The seconds are split in `.result.parts`, `.result.bounds` and
+    `.result.nodes(depth)`.
 
     phase: training, prefill or decode; default decode, or training if an option that only training has is given.
     launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm.
@@ -559,9 +565,10 @@ def serve(
     calibrate: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one;
-    `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency,
-    `.result.front` the Pareto front.
+    """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one.
+
+    `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency, and
+    `.result.front` is the Pareto front.
 
     input, output: tokens of a prompt and of an answer. trace: a file of requests that are simulated in place of equal
         ones; the times of each server are in `.result.traces`. engine: vllm (default), sglang or tensorrt-llm.
@@ -607,8 +614,9 @@ def cost(
     nic: float | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Computes days, device hours, energy and money of a run: `.result.cost.days` and so on, each with `.estimate`,
-    `.low` and `.high`.
+    """Computes days, device hours, energy and money of a run.
+
+    `.result.cost.days`, `.result.cost.energy` and so on each have `.estimate`, `.low` and `.high`.
 
     tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
     requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
@@ -642,7 +650,7 @@ def compare(
     users: int | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares models: sizes, ratios of sizes, cost per token; `.result` has a pair (preset, quantities) of each.
+    """Compares models: sizes, ratios of sizes, cost per token. `.result` has a pair (preset, quantities) of each.
 
     all: every preset that the filters take: kind, attention, moe, min_params, max_params.
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
@@ -793,7 +801,7 @@ def verify(
     num_microbatches: int | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares every closed form with a running model: `.result.verdicts` has one per model; `.ok`: all are equal.
+    """Compares every closed form with a running model: `.result.verdicts` has one per model. `.ok`: all are equal.
 
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
@@ -946,7 +954,7 @@ def web(port: int = 0, *, export: str | Path, rebuild: bool = False, browser: bo
 def web(
     port: int = 0, export: str | Path | None = None, rebuild: bool = False, browser: bool = True
 ) -> PageServer | Path:
-    """Serves the browser page from a thread; the answer has `.address` and `.close()`.
+    """Serves the browser page from a thread. The answer has `.address` and `.close()`.
 
     port: default any that is free. export: a new folder that the page is written into, instead; it is returned.
     rebuild: whether the page is built anew. browser: whether a browser opens it.

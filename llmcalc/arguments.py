@@ -39,7 +39,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
     import json
 
     try:
-        changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
+        changes = tuple(f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items())
     except TypeError as error:
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
@@ -61,10 +61,10 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
     return config
 
 
-def head_of(head: Any) -> Any:
+def head_of(head_name: Any) -> Any:
     from .components.head_kind import HeadKind
 
-    return one_of("--head", head, HeadKind)
+    return one_of("--head", head_name, HeadKind)
 
 
 def preset_of(
@@ -80,8 +80,8 @@ def preset_of(
     changes = (set,) if isinstance(set, str) else tuple(set or ())
     head = None if head is None else head_of(head)
     if isinstance(model, Preset | ModelSpec):
-        for option, value in (("--set", changes), ("--head", head)):
-            if value:
+        for option, field_value in (("--set", changes), ("--head", head)):
+            if field_value:
                 raise InputError(f"{option}: the model is loaded already; expected its name, a path or a config")
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
@@ -151,12 +151,15 @@ def options_of(
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declared(LayoutRequest)
-    names = [name for group in names_by_subject for name in group]
+    names = [name for subject in names_by_subject for name in subject]
     for name in options_by_name:
         if name not in names:
             raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
     return Options(
-        *({name: value for name, value in options_by_name.items() if name in group} for group in names_by_subject)
+        *(
+            {name: option_value for name, option_value in options_by_name.items() if name in subject}
+            for subject in names_by_subject
+        )
     )
 
 
@@ -263,13 +266,7 @@ def engine_questions_of(
     )
 
 
-def run_of(
-    options: Options,
-    hardware: Any,
-    phase: Any,
-    include: frozenset[str],
-    workspace: str | None,
-) -> RunOptions:
+def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str], workspace: str | None) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest

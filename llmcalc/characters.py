@@ -1,5 +1,4 @@
-"""Printable text: escapes for characters that a terminal would obey, and ASCII replacements for characters that an
-encoding lacks."""
+"""Printable text: escapes characters that a terminal would obey, and replaces those that an encoding lacks."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ def _draw_memory(
     from .questions.runs import RunQuestion
 
     run_options = options_of(options, run=True)
-    run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    return pictures.memory_picture(RunQuestion(**vars(run), preset=run_options.read(model)))
+    settings_run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read(model)))
 
 
 def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:

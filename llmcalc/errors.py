@@ -60,7 +60,11 @@ def _pip_requirement(optional_group: str) -> str:
     return f"'{name} @ {url}'" if url else f"'{name}'"
 
 
-def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
+MOST_SUGGESTIONS = 3
+"""Largest number of names that a message suggests."""
+
+
+def suggest(wrong_name: str, names: list[str] | dict[str, str]) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest letters
@@ -74,11 +78,12 @@ def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) 
     sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
     matching_names = [name for name in sorted_names if len(key) > 1 and _letters_and_digits(name).startswith(key)]
     matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters_and_digits(name)]
-    similar_spellings = difflib.get_close_matches(wrong_name.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
+    spelling, count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    similar_spellings = difflib.get_close_matches(spelling, names_by_spelling, count, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[spelling] for spelling in similar_spellings)])
     )
-    return f" Did you mean {', '.join(suggestions[:limit])}?" if suggestions else ""
+    return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 
 
 def _letters_and_digits(name: str) -> str:

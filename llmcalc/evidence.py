@@ -8,7 +8,7 @@ without a comparison, and for a comparison without a witness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -98,7 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((kind, name) for kind, text in names.items() for name in text.split())
+    return tuple((part_kind, name) for part_kind, text in names.items() for name in text.split())
 
 
 LLAMA_PARTS = parts_of_kinds(
@@ -121,7 +121,7 @@ def by_source(name: str, test: str) -> Witness:
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """Returns the verification status of a sum: the weakest status of its terms; `exact` without terms."""
+    """Returns the verification status of a sum: the weakest status of its terms, or `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 
 
@@ -156,7 +156,28 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
     return state
 
 
+KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", "scan_", "serve_")
+"""The beginnings of the names of methods that are kernels."""
+
+Profile = TypeVar("Profile", bound=type[Any])
+
+
+def kernels_compared(witness: Witness, unchecked: Collection[str] = ()) -> Callable[[Profile], Profile]:
+    """Returns a decorator that records the check of all kernels of a class, except those that record their own.
+
+    unchecked: the methods that nothing checks, or that only have the name of a kernel; default none.
+    """
+
+    def state(profile: Profile) -> Profile:
+        for name, kernel in vars(profile).items():
+            if name.startswith(KERNEL_PREFIXES) and name not in unchecked and witness_of(kernel) == UNTESTED:
+                compared(witness)(kernel)
+        return profile
+
+    return state
+
+
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a class or function records directly, without inheritance; `UNTESTED` without a check."""
+    """Returns the check that a class or function records directly, without inheritance, or `UNTESTED`."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

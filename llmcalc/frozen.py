@@ -70,29 +70,29 @@ def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]],
 
 def _constructor_source(cls: Any, names: dict[str, Any]) -> str:
     names |= {"set_field": object.__setattr__, "MISSING": MISSING}
-    positional: list[str] = ["self"]
+    positional_fields: list[str] = ["self"]
     keyword_parameters: list[str] = []
     lines: list[str] = []
-    for item in fields(cls):
-        parameter = value = item.name
-        if item.default is not MISSING:
-            names[f"default_{item.name}"] = item.default
-            parameter += f"=default_{item.name}"
-        elif item.default_factory is not MISSING:
-            names[f"make_{item.name}"] = item.default_factory
+    for class_field in fields(cls):
+        parameter = value = class_field.name
+        if class_field.default is not MISSING:
+            names[f"default_{class_field.name}"] = class_field.default
+            parameter += f"=default_{class_field.name}"
+        elif class_field.default_factory is not MISSING:
+            names[f"make_{class_field.name}"] = class_field.default_factory
             parameter += "=MISSING"
-            value = f"make_{item.name}() if {item.name} is MISSING else {item.name}"
-        (keyword_parameters if item.kw_only else positional).append(parameter)
-        lines.append(f" set_field(self, {item.name!r}, {value})\n")
+            value = f"make_{class_field.name}() if {class_field.name} is MISSING else {class_field.name}"
+        (keyword_parameters if class_field.kw_only else positional_fields).append(parameter)
+        lines.append(f" set_field(self, {class_field.name!r}, {value})\n")
     if hasattr(cls, "__post_init__"):
         lines.append(" self.__post_init__()\n")
-    parameters = ", ".join([*positional, *(["*", *keyword_parameters] if keyword_parameters else [])])
+    parameters = ", ".join([*positional_fields, *(["*", *keyword_parameters] if keyword_parameters else [])])
     return f"def __init__({parameters}):\n{''.join(lines) or ' pass'}"
 
 
 def _values_source(cls: Any, variable: str) -> str:
     """Returns the source text of a tuple of those fields of `variable` that equality compares."""
-    return "(" + "".join(f"{variable}.{item.name}, " for item in fields(cls) if item.compare) + ")"
+    return "(" + "".join(f"{variable}.{class_field.name}, " for class_field in fields(cls) if class_field.compare) + ")"
 
 
 def _equality_source(cls: Any, names: dict[str, Any]) -> str:
@@ -105,7 +105,9 @@ def _hash_source(cls: Any, names: dict[str, Any]) -> str:
 
 
 def _repr_method(self: Any) -> str:
-    fields_text = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr)
+    fields_text = ", ".join(
+        f"{class_field.name}={getattr(self, class_field.name)!r}" for class_field in fields(self) if class_field.repr
+    )
     return f"{type(self).__qualname__}({fields_text})"
 
 
@@ -115,9 +117,9 @@ def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
 
 
 def _state_methods(self: Any) -> list[Any]:
-    return [getattr(self, item.name) for item in fields(self)]
+    return [getattr(self, class_field.name) for class_field in fields(self)]
 
 
 def _set_state(self: Any, state: list[Any]) -> None:
-    for item, value in zip(fields(self), state, strict=True):
-        object.__setattr__(self, item.name, value)
+    for class_field, value in zip(fields(self), state, strict=True):
+        object.__setattr__(self, class_field.name, value)

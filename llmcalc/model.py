@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
-from .components.choice import only
+from .components.choice import class_at
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
@@ -22,7 +22,7 @@ from .components.runtime import ForwardPass
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
-from .flow.axis import Axis, Beside
+from .flow.axis import Axis, JoinedShapes
 from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from .components.pooler import Pooler
     from .components.proposal import Proposal
 else:
-    Pooler, ContactHead = only("pooler:Pooler"), only("contact_head:ContactHead")
-    Proposal = only("proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = only("mtp:MultiTokenPrediction"), only("idle:UnusedEmbedding")
+    Pooler, ContactHead = class_at("pooler:Pooler"), class_at("contact_head:ContactHead")
+    Proposal = class_at("proposal:Proposal")
+    MultiTokenPrediction, UnusedEmbedding = class_at("mtp:MultiTokenPrediction"), class_at("idle:UnusedEmbedding")
 
 
 class ModelSpec(Part):
@@ -139,8 +139,8 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for component in self.on_output():
-            component.check_output(output)
+        for output_component in self.on_output():
+            output_component.check_output(output)
         check_widths(self.towers)
         return self
 
@@ -215,8 +215,10 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if an encoder-decoder's encoder has no input of the encoder's width."""
         has_own_input = encoder.vocab_size is not None or encoder.stem is not None
-        positions = (encoder.position, None if self.decoder is None else self.decoder.position)
-        if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
+        position_rows = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (
+            position_rows[0] != position_rows[1] or getattr(position_rows[0], "type", "") != "learned"
+        ):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(
@@ -269,8 +271,8 @@ class ModelSpec(Part):
     @property
     def source_tokens(self) -> int | None:
         """The fixed number of encoder positions; None if the encoder reads as many positions as source tokens."""
-        stem = self.encoder.stem if self.encoder is not None else None
-        return None if stem is None else stem.fixed_positions
+        encoder_stem = self.encoder.stem if self.encoder is not None else None
+        return None if encoder_stem is None else encoder_stem.fixed_positions
 
     @property
     def main(self) -> Stack:
@@ -286,8 +288,9 @@ class ModelSpec(Part):
 
     @property
     def top_size(self) -> int | None:
-        """The width that the output is projected back to; None if it keeps the width of the layers, or if the head's
-        own transform projects it.
+        """The embedding's width if the output is projected back to it before the head, else None.
+
+        It is None too if the head's own transform projects the output.
         """
         if self.main.keeps_embedding_width:
             return None
@@ -387,7 +390,7 @@ class ModelSpec(Part):
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
-            x = recorder.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            x = recorder.cat(*[x] * self.embedding_kernel, axes=(JoinedShapes((x.axes,) * self.embedding_kernel),))
             recorder.hold(neighbours=x)
         weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
         recorder.memo["embed_proj"] = weight
@@ -398,8 +401,8 @@ class ModelSpec(Part):
     @property
     def _source_rows(self) -> Rows:
         """Returns the rows that the encoder of an encoder-decoder reads."""
-        stem = None if self.encoder is None else self.encoder.stem
-        return SOURCE if stem is None else stem.positions
+        encoder_stem = None if self.encoder is None else self.encoder.stem
+        return SOURCE if encoder_stem is None else encoder_stem.positions
 
     def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""
@@ -421,10 +424,12 @@ class ModelSpec(Part):
             recorder.hold(pooled=values_read["pooler"])
         output_states = x
         if self.top_size is not None:
-            kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
+            component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             rows = x.rows if self.head.type in ("none", "projection") else LOGITS
             weight = recorder.memo["embed_proj"] if self.tied_projection else None
-            x = recorder.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind, weight=weight)
+            x = recorder.linear(
+                "head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=component_kind, weight=weight
+            )
         recorder.result = x
         if self.head.type == "classification":
             pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
@@ -434,7 +439,7 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, table)
         if self.towers:
-            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
+            with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, is_counted_whole=True):
                 record_towers(recorder, self.towers)
 
     def _record_lm_head(
@@ -467,8 +472,9 @@ class ModelSpec(Part):
             self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
 
     def reference(self) -> nn.Module:
-        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
-        matter.
+        """Builds a PyTorch model with random weights.
+
+        This imports torch. Under `torch.device("meta")` the model has shapes without values.
         """
         return _reference_class()(self)
 

@@ -37,8 +37,10 @@ machine's while a browser shows it (DNS rebinding), so that the site could read 
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves the files of a folder to this machine's browser, without a log. It lists no folders and follows no links
-    that lead out of the folder. A file that was rebuilt is never answered from a cache.
+    """Serves the files of a folder to this machine's browser, without a log.
+
+    It lists no folders and follows no links that lead out of the folder. A file that was rebuilt is never answered from
+    a cache.
     """
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
@@ -113,14 +115,14 @@ class PageServer:
 
 
 def web_folder_of_checkout() -> Path:
-    """Returns the folder `web` of this package's checkout. Raises `InputError` for an installed package."""
-    web = Path(__file__).resolve().parents[1] / "web"
-    if not (web / "build.py").is_file():
+    """Returns the folder `web_folder` of this package's checkout. Raises `InputError` for an installed package."""
+    web_folder = Path(__file__).resolve().parents[1] / "web"
+    if not (web_folder / "build.py").is_file():
         raise InputError(
             "the page is built from a checkout, and this llmcalc was installed without one; expected a checkout of "
             "its repository, with pip install -e . in it"
         )
-    return web
+    return web_folder
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
@@ -128,17 +130,17 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """
-    web = web_folder_of_checkout()
-    page = web / "dist"
+    web_folder = web_folder_of_checkout()
+    page = web_folder / "dist"
     if rebuild or not (page / "index.html").is_file():
-        script = [sys.executable, str(web / "build.py")]
-        build_result = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
+        build_script = [sys.executable, str(web_folder / "build.py")]
+        build_result = subprocess.run(build_script, stderr=subprocess.PIPE, text=True, check=False)
         if build_result.returncode:
             reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
         return page, build_result.stderr.strip().splitlines()[-1]
     return page, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
-        page, web
+        page, web_folder
     ) else ""
 
 
@@ -154,10 +156,16 @@ def export_page(page: Path, folder: Path) -> None:
     shutil.copytree(page, folder, dirs_exist_ok=True)
 
 
-def _is_outdated(page: Path, web: Path) -> bool:
+def _is_outdated(page: Path, web_folder: Path) -> bool:
     """Whether a source has changed since the page was built."""
     page_changed_at = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
-    kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
+    file_patterns = (
+        (web_folder.parent / "llmcalc", "*.py"),
+        (web_folder.parent / "presets", "*.toml"),
+        (web_folder / "src", "*"),
+    )
     return any(
-        path.stat().st_mtime > page_changed_at for folder, file_pattern in kinds for path in folder.rglob(file_pattern)
+        path.stat().st_mtime > page_changed_at
+        for folder, file_pattern in file_patterns
+        for path in folder.rglob(file_pattern)
     )

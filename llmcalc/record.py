@@ -40,7 +40,7 @@ class Record(BaseModel):
         for old_name, new_name in cls.renamed.items():
             if old_name in values:
                 raise ValueError(f"{old_name}: this field was renamed; expected {new_name}")
-        nones = [
+        fields_with_none = [
             key
             for key, value in values.items()
             if isinstance(value, str)
@@ -48,7 +48,7 @@ class Record(BaseModel):
             and key != "type"
             and getattr(cls.model_fields.get(key), "annotation", None) is not str
         ]
-        return values | dict.fromkeys(nones) if nones else values
+        return values | dict.fromkeys(fields_with_none) if fields_with_none else values
 
 
 class FigureSource(Record):

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 
 
 def assert_counts(
-    module: nn.Module,
-    spec: Model,
-    *,
-    inputs: tuple[Any, ...] | None = None,
-    batch: int = 1,
-    seq: int | None = None,
+    module: nn.Module, spec: Model, *, inputs: tuple[Any, ...] | None = None, batch: int = 1, seq: int | None = None
 ) -> None:
     """Raises `AssertionError` unless the module has the spec's parameters and, with `inputs`, forward FLOPs.
 
@@ -55,11 +50,11 @@ def assert_counts(
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
     tree = spec_of(spec).tree()
-    problems = _parameter_problems(module, tree)
+    found_problems = _parameter_problems(module, tree)
     if inputs is not None:
-        problems += _flop_problems(module, tree, inputs, batch, seq)
-    if problems:
-        raise AssertionError("\n".join(map(printable, problems)))
+        found_problems += _flop_problems(module, tree, inputs, batch, seq)
+    if found_problems:
+        raise AssertionError("\n".join(map(printable, found_problems)))
 
 
 @contextmanager
@@ -135,18 +130,18 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     if measured_flops == spec_flops:
         return []
     scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, run_config)
-    hint = ""
+    hint_text = ""
     if measured_flops == 0:
-        hint = (
+        hint_text = (
             " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
             "knows)"
         )
     elif spec_flops - measured_flops == scores:
-        hint = (
+        hint_text = (
             " (the difference is attention's products with scores: the module runs a kernel that torch's "
             "FlopCounterMode does not know; F.scaled_dot_product_attention without a backend of its own is counted)"
         )
     return [
         f"forward FLOPs at batch {batch}, seq {seq}: torch counted {measured_flops:,}, the spec gives {spec_flops:,} "
-        f"({units.difference(measured_flops - spec_flops)}){hint}"
+        f"({units.difference(measured_flops - spec_flops)}){hint_text}"
     ]

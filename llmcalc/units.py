@@ -71,13 +71,13 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _in_largest_unit(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+def _in_largest_unit(value: float, unit_base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit with a value of at least 1, and the unit."""
     scaled_value, unit_index = float(value), 0
-    while abs(scaled_value) >= base and unit_index < len(names) - 1:
-        scaled_value, unit_index = scaled_value / base, unit_index + 1
-    if unit_index < len(names) - 1 and round(abs(scaled_value), 2) >= base:  # 999.996 would print as 1000.00
-        scaled_value, unit_index = scaled_value / base, unit_index + 1
+    while abs(scaled_value) >= unit_base and unit_index < len(names) - 1:
+        scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
+    if unit_index < len(names) - 1 and round(abs(scaled_value), 2) >= unit_base:  # 999.996 would print as 1000.00
+        scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
     return scaled_value, names[unit_index]
 
 
@@ -120,7 +120,7 @@ class Scale(NamedTuple):
     write_small: Callable[[Any], str]
 
     def write(self, value: float) -> str:
-        """Prints the value in this unit with two decimals; a value below 0.005 has a smaller unit: `4.00 KiB`."""
+        """Prints the value in this unit with two decimals. A value below 0.005 has a smaller unit: `4.00 KiB`."""
         scaled_value = value / self.factor
         is_small = 0 < abs(scaled_value) < 0.005
         return (self.write_small(value) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
@@ -135,22 +135,24 @@ def decimal_scale(value: float, unit: str) -> Scale:
 
     For a column, pass its total or its smallest value.
     """
-    return _scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
+    return _largest_scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
 
 
 def memory_scale(value: float) -> Scale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _scale(value, 1024, BINARY_PREFIXES, "B", memory)
+    return _largest_scale(value, 1024, BINARY_PREFIXES, "B", memory)
 
 
 def count_scale(value: float) -> Scale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _scale(value, 1000, COUNT_SUFFIXES, "", count)
+    return _largest_scale(value, 1000, COUNT_SUFFIXES, "", count)
 
 
-def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]) -> Scale:
-    _, prefix = _in_largest_unit(value, base, prefixes)
-    return Scale(base ** prefixes.index(prefix), prefix + unit, write_small)
+def _largest_scale(
+    value: float, unit_base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]
+) -> Scale:
+    _, prefix = _in_largest_unit(value, unit_base, prefixes)
+    return Scale(unit_base ** prefixes.index(prefix), prefix + unit, write_small)
 
 
 def flops(value: float) -> str:
@@ -164,12 +166,12 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def signed_percent(value: float, digits: int = 1) -> str:
-    """Prints a relative difference: `−6.7 %`, `+0.3 %`; `equal` if it is exactly 0, no sign if it rounds to 0."""
+    """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
     if value == 0:
         return "equal"
     text = f"{abs(100 * value):.{digits}f}"
-    sign = "" if not float(text) else "+" if value > 0 else "−"
-    return f"{sign}{text} %"
+    sign_text = "" if not float(text) else "+" if value > 0 else "−"
+    return f"{sign_text}{text} %"
 
 
 def difference(value: int) -> str:
@@ -209,34 +211,34 @@ def parse_length(text: str) -> int:
 
     Raises `InputError` for any other text.
     """
-    match = re.match(_SIGNED, text)
-    factor = _LENGTH_FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
+    number_match = re.match(_SIGNED, text)
+    factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
+    if number_match is None or factor is None:
         raise InputError(f"'{text}' is not a whole number; expected something like 4096, 32k or 1M")
-    return _is_whole(match.group(1), factor, f"'{text}'")
+    return _is_whole(number_match.group(1), factor, f"'{text}'")
 
 
 LONGEST_NUMBER = 100
 """The most letters of a number that a user writes."""
 
 
-def exact_number(digits: str, shown: str) -> Fraction:
-    """Returns the value of a number in the form of `NUMBER`. shown: the number in error messages.
+def exact_number(digits: str, shown_text: str) -> Fraction:
+    """Returns the value of a number in the form of `NUMBER`. shown_text: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
     from fractions import Fraction
 
     if len(digits) > LONGEST_NUMBER:
-        shown_digits = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        shown_digits = shown_text if len(shown_text) <= 60 else f"{shown_text[:57]}…"
         raise InputError(f"{shown_digits}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
-def _is_whole(digits: str, factor: int, shown: str) -> int:
-    value = exact_number(digits, shown) * factor
+def _is_whole(digits: str, factor: int, shown_text: str) -> int:
+    value = exact_number(digits, shown_text) * factor
     if value.denominator != 1:
-        raise InputError(f"{shown} is not a whole number")
+        raise InputError(f"{shown_text} is not a whole number")
     return int(value)
 
 
@@ -247,11 +249,11 @@ def parse_count(text: str, quantity: str = "") -> int:
     Raises `InputError` for any other text, zero and negative numbers included.
     """
     quantity_text = f"{quantity}: '{text}'" if quantity else f"'{text}'"
-    match = re.match(_NUMBER, text)
-    factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
+    number_match = re.match(_NUMBER, text)
+    factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
+    if number_match is None or factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _is_whole(match.group(1), factor, quantity_text)
+    value = _is_whole(number_match.group(1), factor, quantity_text)
     if value <= 0:
         raise InputError(f"{quantity_text} is not a positive whole number")
     return value

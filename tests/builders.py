@@ -33,7 +33,7 @@ CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob
 """The folders of published configs with the numbers measured on their classes."""
 
 
-WITH_CLASSES = [file for file in FILES if not any(family.code for family in families_in(file).values())]
+WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_in(file).values())]
 """The files of families whose classes are in `transformers`; of the others the class is code of the model's repository,
 which test_remote_code.py compares with the reference and with published checkpoints.
 """

@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
     Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
     # costs
-    Mutant("costs/params.py", "active - self.tree.total(Use.max_sk", "active + self.tree.total(Use.max_sk"),
+    Mutant("costs/params.py", "active - self.tree.total(OpUse.max_sk", "active + self.tree.total(OpUse.max_sk"),
     Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
     Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
     Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
     Mutant(
         "sources/huggingface/families/deepseek/deepseek.py",
-        "width * shared_count) if shared_count",
-        "width) if shared_count",
+        "width * shared_expert_count) if shared_expert_count",
+        "width) if shared_expert_count",
     ),
     Mutant(
         "sources/huggingface/parts.py",
@@ -84,9 +84,9 @@ MUTANTS = (
         "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
     ),
     # the memory of one device
-    Mutant("device_memory/static.py", '"float32" if has_master else weights)', "weights)"),
+    Mutant("device_memory/static.py", '"float32" if has_master else weights', "weights"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "result.after + result.slop_after,", "result.after,"),
+    Mutant("device_memory/device_memory.py", "replay.after + replay.slop_after,", "replay.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(fit.verdict != "no" for', 'any(fit.verdict == "no" for'),
-    Mutant("reports/params.py", "if parameter_count.active != total:", "if parameter_count.active > total:"),
+    Mutant("reports/params.py", "parameter_count.active != total_params:", "parameter_count.active > total_params:"),
     Mutant("reports/formats/plain.py", "value.is_integer() and abs(value)", "abs(value)"),
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.flow.tree import spans
+from llmcalc.flow.tree import index_ranges
 from llmcalc.model import ModelSpec
 from llmcalc.sources.files import validate
 from llmcalc.witnesses.reference import verify_reference
@@ -182,7 +182,7 @@ def test_layers_stand_where_the_pattern_says() -> None:
 
 
 def test_spans() -> None:
-    assert [spans(x) for x in ([3], range(4), [0, 1, 5], [0, 2, 4, 6])] == ["3", "0-3", "{0-1,5}", "0..6/2"]
+    assert [index_ranges(x) for x in ([3], range(4), [0, 1, 5], [0, 2, 4, 6])] == ["3", "0-3", "{0-1,5}", "0..6/2"]
 
 
 def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:

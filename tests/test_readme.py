@@ -226,7 +226,7 @@ def families_table() -> str:
         context = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
         alone, leaves = coverage(file)
-        untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
+        untold = any(family_of(kind).text_type for kind in set(kinds) - set(WRAPPERS))
         cells += [
             IN_PART if untold else EXACT if context else NONE,
             f"{100 * alone // leaves} %" if leaves else NONE,
@@ -245,7 +245,9 @@ def deviations_table() -> str:
         for deviation in family_of(kind).deviations:
             whose.setdefault(id(deviation), (deviation, []))[1].append(kind)
     for deviation, kinds in whose.values():
-        lines.append(f"| {', '.join(kinds) or 'all'} | {deviation.what} | {deviation.quantity.replace('_', ' ')} |")
+        lines.append(
+            f"| {', '.join(kinds) or 'all'} | {deviation.explanation} | {deviation.quantity.replace('_', ' ')} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -13,8 +13,7 @@ from .target_options import OutputOptions, takes_target
 @takes_target
 def command(
     file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model."),
+        Path, typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model.")
     ] = Path("llmcalc.toml"),
     junit_file: JunitOption = None,
     skip_missing: Annotated[

@@ -27,8 +27,7 @@ ENGINE_HELP = (
 )
 
 EngineOption: TypeAlias = Annotated[
-    list[str] | None,
-    value_option("--engine", "NAME[==VERSION]", ENGINE_HELP, panel="What runs"),
+    list[str] | None, value_option("--engine", "NAME[==VERSION]", ENGINE_HELP, panel="What runs")
 ]
 
 ReceiptOption: TypeAlias = Annotated[
@@ -64,10 +63,10 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
 
             record, _ = engine_and_version(engines[0])
-            args, values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.instead
+            args, flag_values = split_arguments(
+                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
             )
-            ctx.meta[VALUES] = values
+            ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
@@ -94,10 +93,10 @@ class EngineCommand(Command):
 def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
-        name, mark, value = argument.partition("=")
+        name, equals_sign, value = argument.partition("=")
         if argument == "--":
             return
-        if name == option and mark:
+        if name == option and equals_sign:
             yield value
         elif argument == option and i + 1 < len(args):
             yield args[i + 1]
@@ -113,8 +112,8 @@ def require_engine(receipt: str | None, engine: Sequence[str] | None, launch: Pa
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     """Returns the engine's flags on the command line."""
-    values: Mapping[str, Any] = context.meta.get(VALUES, {})
-    return values
+    flag_values: Mapping[str, Any] = context.meta.get(VALUES, {})
+    return flag_values
 
 
 def show_servers(

@@ -56,8 +56,7 @@ def command(
         PassPhase | None, typer.Option(help="The pass (time only); decode if not given.", show_default=False)
     ] = None,
     stack: Annotated[
-        str | None,
-        value_option("--stack", "NAME", "Software of the pass, as of time (time only)."),
+        str | None, value_option("--stack", "NAME", "Software of the pass, as of time (time only).")
     ] = None,
     attn_implementation: AttentionImplementationOption = None,
     recompute: Annotated[

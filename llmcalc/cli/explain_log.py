@@ -21,13 +21,11 @@ def command(
     ],
     target: TargetOrNone = None,
     engine: Annotated[
-        str | None,
-        value_option("--engine", "NAME==VERSION", "The engine's version, if the log does not say it."),
+        str | None, value_option("--engine", "NAME==VERSION", "The engine's version, if the log does not say it.")
     ] = None,
     hardware: Annotated[str | None, accelerator_option(" Default: that of the log.")] = None,
     quantize: Annotated[
-        str | None,
-        value_option("--quantize", "SCHEME", "The scheme of the weights; default the checkpoint's."),
+        str | None, value_option("--quantize", "SCHEME", "The scheme of the weights; default the checkpoint's.")
     ] = None,
     table: TableOption = None,
     *,

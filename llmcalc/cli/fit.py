@@ -42,8 +42,7 @@ def command(
         ),
     ] = None,
     hardware: Annotated[
-        str | None,
-        accelerator_option(" By default common ones are listed, with the fewest of each on which it fits."),
+        str | None, accelerator_option(" By default common ones are listed, with the fewest of each on which it fits.")
     ] = None,
     global_batch: Annotated[
         int | None,

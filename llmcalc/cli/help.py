@@ -1,4 +1,4 @@
-"""Help pages: options in panels; `--help` lists the common ones and `--help-all` all."""
+"""Help pages: options in panels, the common ones under `--help` and all under `--help-all`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ class Command(TyperCommand):
             if hasattr(option, "is_flag")
             for name in (*option.opts, *option.secondary_opts)
         }
-        for argument, following in pairwise(args):
+        for argument, next_argument in pairwise(args):
             if argument == "--":
                 break
-            if takes_value.get(argument) and following in takes_value:
-                raise InputError(f"{argument}: expects a value before {following} ({ctx.command_path} --help explains)")
+            if takes_value.get(argument) and next_argument in takes_value:
+                raise InputError(
+                    f"{argument}: expects a value before {next_argument} ({ctx.command_path} --help explains)"
+                )
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
@@ -67,20 +69,27 @@ class Command(TyperCommand):
         panels: dict[str, list[tuple[str, str]]] = {}
         lists_all = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None or (parameter.name in self.uncommon and not lists_all):
+            panel_record = parameter.get_help_record(ctx)
+            if panel_record is None or (parameter.name in self.uncommon and not lists_all):
                 continue
             if parameter.param_type_name == "argument":
                 panel, name = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
-                name = record[0] if lists_all else _short_name(parameter, record[0])
-            panels.setdefault(panel, []).append((name, record[1] if lists_all else _first_sentence(record[1])))
+                name = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
+            panels.setdefault(panel, []).append(
+                (name, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
+            )
         if len(panels.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
-                record for name in sorted(panels, key=ORDER.index) if name != ARGUMENTS for record in panels[name]
+                panel_record
+                for name in sorted(panels, key=ORDER.index)
+                if name != ARGUMENTS
+                for panel_record in panels[name]
             ]
-            panels = {name: records for name, records in panels.items() if name == ARGUMENTS} | {OTHER: every_record}
+            panels = {name: panel_records for name, panel_records in panels.items() if name == ARGUMENTS} | {
+                OTHER: every_record
+            }
         for panel in sorted(panels, key=ORDER.index):
             with formatter.section(panel):
                 formatter.write_dl(panels[panel], col_max=COLUMN)
@@ -107,17 +116,17 @@ def _short_name(option: Any, record: str) -> str:
 
 def _first_sentence(help: str) -> str:
     """Returns the first sentence of a help text, and the default value."""
-    help_text, mark, default = help.partition(" [default: ")
+    help_text, end_mark, default = help.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
-    return f"{first_sentence.rstrip('.')}{mark}{default}"
+    return f"{first_sentence.rstrip('.')}{end_mark}{default}"
 
 
 def _is_help(option: Any) -> bool:
     return option.name in ("help", "help_all")
 
 
-def _show_all_options(ctx: typer.Context, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
+def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
         ctx.meta[LISTS_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit()
@@ -137,8 +146,8 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
     )
 
-    def run(*, help_all: bool = False, **values: Any) -> None:
-        command(**values)
+    def run(*, help_all: bool = False, **typed_values: Any) -> None:
+        command(**typed_values)
 
     hints = get_type_hints(command, include_extras=True)
     parameters = [

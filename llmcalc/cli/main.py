@@ -100,12 +100,12 @@ class LazyGroup(TyperGroup):
 
 
 @cache
-def built_command(within: str, name: str) -> Any:
+def built_command(parent_package: str, name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
-    within: as `LazyGroup.within`.
+    parent_package: as `LazyGroup.within`.
     """
-    module = import_module(f"{within}.{module_name(name)}", __package__)
+    module = import_module(f"{parent_package}.{module_name(name)}", __package__)
     if hasattr(module, "COMMANDS"):
         return typer.main.get_command(_command_group(name, module))
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -119,9 +119,11 @@ def built_command(within: str, name: str) -> Any:
 def _command_group(name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
     group_class = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
-    group = typer.Typer(name=name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-    group.callback(help=module.HELP)(lambda: None)
-    return group
+    command_group = typer.Typer(
+        name=name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    )
+    command_group.callback(help=module.HELP)(lambda: None)
+    return command_group
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -151,29 +153,29 @@ def main() -> None:
     let_streams_replace_characters()
     drop_remarks()
     try:
-        code = app(standalone_mode=False, prog_name=_program_name())
+        exit_code = app(standalone_mode=False, prog_name=_program_name())
     except InputError as error:
-        code = _print_error(str(error))
+        exit_code = _print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         drop_remarks()
-        code = 130
+        exit_code = 130
     except BrokenPipeError:
-        code = _pipe_closed()
+        exit_code = _pipe_closed()
     except SystemExit as stop:  # typer raises it for a closed pipe
-        code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
+        exit_code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except OSError as error:
         if error.filename is None:
             discard_stream(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
-        code = _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        exit_code = _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return
-        code = _print_error(_usage_message(error))
+        exit_code = _print_error(_usage_message(error))
     print_remarks()
-    sys.exit(code or 0)
+    sys.exit(exit_code or 0)
 
 
 def _program_name() -> str:
@@ -261,7 +263,8 @@ def _usage_message(error: Any) -> str:
         message = explain_value(details()[0])
     else:
         message = error.message
-    value, choice, choices = message.rstrip(".").replace("'", "").partition(" is not one of ")
-    if choice:
-        message = f"'{value}' is not known; expected one of {choices}.{suggest(value, choices.split(', '))}"
+    typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
+    if separator:
+        suggestion = suggest(typed_value, accepted_values.split(", "))
+        message = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
     return f"{name}: {message.rstrip('.')}"

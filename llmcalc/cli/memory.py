@@ -11,13 +11,7 @@ from ..errors import InputError
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import (
-    EngineCommand,
-    EngineOption,
-    ReceiptOption,
-    require_engine,
-    show_servers,
-)
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given, value_option
@@ -57,8 +51,7 @@ def command(
     with_towers: WithTowers = False,
     draft: DraftOption = None,
     hardware: Annotated[
-        list[str] | None,
-        value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", complete=complete_name),
+        list[str] | None, value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", complete=complete_name)
     ] = None,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,

@@ -82,11 +82,7 @@ def _check_stdin_once(targets: list[str] | None) -> list[str] | None:
 
 
 _SEVERAL: Any = typer.Argument(
-    metavar="TARGET",
-    help=TARGET_HELP,
-    autocompletion=complete_target,
-    show_default=False,
-    callback=_check_stdin_once,
+    metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False, callback=_check_stdin_once
 )
 Targets: TypeAlias = Annotated[list[str], _SEVERAL]
 TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
@@ -97,7 +93,7 @@ Overrides: TypeAlias = Annotated[
 
 
 def typed_name(option: Any) -> str:
-    """Returns the name of an option as the user typed it; the option's longest name if it was not typed."""
+    """Returns the name of an option as the user typed it, or the option's longest name if it was not typed."""
     words = {word.partition("=")[0] for word in sys.argv[1:]}
     names: list[str] = option.opts
     return next((name for name in names if name in words), max(names, key=len))
@@ -110,13 +106,13 @@ def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str)
     text: help text.
     """
 
-    def checked(option: typer.CallbackParam, name: str | None) -> str | None:
+    def check_format(option: typer.CallbackParam, name: str | None) -> str | None:
         try:
             return None if name is None else canonical_name(name)
         except InputError as error:
             raise InputError(f"{typed_name(option)}: {error}") from None
 
-    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=checked, help=text)
+    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=check_format, help=text)
 
 
 def _known_cache_format(name: str) -> str:
@@ -143,11 +139,11 @@ def length_option(
     text, panel: its text and its panel on the help page.
     """
 
-    def checked(option: typer.CallbackParam, number: int | None) -> int | None:
-        return maybe_whole(typed_name(option), number, least, most)
+    def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
+        return maybe_whole(typed_name(option), parsed_length, least, most)
 
     return typer.Option(
-        name, *other_names, metavar="N", parser=_parse_length, callback=checked, help=text, rich_help_panel=panel
+        name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=text, rich_help_panel=panel
     )
 
 
@@ -235,7 +231,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def checked(value: str | None) -> Any:
+    def check_phase(value: str | None) -> Any:
         return None if value is None else one_of("--phase", value, words)
 
     choices_text = "|".join(get_args(words))
@@ -243,7 +239,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
         "--phase",
         metavar=choices_text,
         parser=str,
-        callback=checked,
+        callback=check_phase,
         help=text,
         autocompletion=completion_of(lambda: get_args(words)),
         show_default=show_default,
@@ -265,10 +261,7 @@ def count_option(name: str, text: str) -> Any:
     return typer.Option(name, metavar="N", parser=parsed, help=text, show_default=False)
 
 
-Kind: TypeAlias = Annotated[
-    str | None,
-    value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}."),
-]
+Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
 AttentionKind: TypeAlias = Annotated[
     str | None,
     value_option(
@@ -323,7 +316,7 @@ FormatOption: TypeAlias = Annotated[
 def _file_option(name: str) -> Any:
     """Returns the option for the output file, whose path is checked before anything is computed."""
 
-    def checked(path: Path | None) -> Path | None:
+    def check_path(path: Path | None) -> Path | None:
         """Returns the path unchanged if it can be written; `-` means standard output."""
         if path == Path("-"):
             return None
@@ -335,7 +328,7 @@ def _file_option(name: str) -> Any:
         name,
         "-o",
         metavar="FILE",
-        callback=checked,
+        callback=check_path,
         help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
         rich_help_panel="Output",
@@ -352,8 +345,7 @@ def _include_option(part: OptionalPart) -> Any:
 
 
 JunitOption: TypeAlias = Annotated[
-    Path | None,
-    value_option("--junit", "FILE", "Also write JUnit XML, for CI systems."),
+    Path | None, value_option("--junit", "FILE", "Also write JUnit XML, for CI systems.")
 ]
 DraftOption: TypeAlias = Annotated[
     str | None,

@@ -63,7 +63,7 @@ def open_stdout() -> Iterator[IO[str]]:
 
 
 def discard_stream(stream: IO[str]) -> None:
-    """Redirects a stream and its buffered text to the null device; a stream in memory is left unchanged."""
+    """Redirects a stream and its buffered text to the null device. A stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -108,12 +108,12 @@ def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
     target = path.resolve()
     with _finally_on_signals():
         try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
+            file_descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
             raise _write_error(path, option, error) from None
         partial_file = Path(name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as output_stream:
+            with os.fdopen(file_descriptor, "w", encoding="utf-8") as output_stream:
                 yield output_stream
             partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
             partial_file.replace(target)

@@ -46,8 +46,7 @@ def command(
         ),
     ] = None,
     where: Annotated[
-        str | None,
-        value_option("--where", "tp=N,pp=N", "Print the place of a layout with these sizes in the order."),
+        str | None, value_option("--where", "tp=N,pp=N", "Print the place of a layout with these sizes in the order.")
     ] = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,

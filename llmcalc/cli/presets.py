@@ -23,8 +23,7 @@ Details = Annotated[
 ]
 
 Stale = Annotated[
-    bool,
-    typer.Option("--stale", help="Only models none of whose sources was read within 180 days (`checked`)."),
+    bool, typer.Option("--stale", help="Only models none of whose sources was read within 180 days (`checked`).")
 ]
 
 if TYPE_CHECKING:

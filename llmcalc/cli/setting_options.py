@@ -28,10 +28,10 @@ class OptionOfCommand(NamedTuple):
     default: Any
 
 
-def optional_parameter(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns a command's parameter with default None. kind: the parameter's type. option: typer's option."""
+def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
+    """Returns a command's parameter with default None. value_type: the parameter's type. option: typer's option."""
     annotated_type: Any = Annotated
-    return OptionOfCommand(annotated_type[kind | None, option], None)
+    return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
 def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
@@ -51,7 +51,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
         "hidden": not setting.common,
     }
 
-    def checked(option: typer.CallbackParam, value: Any) -> Any:
+    def check_value(option: typer.CallbackParam, value: Any) -> Any:
         return declaration.checked(value, typed_name(option))
 
     if declaration.kind is bool:
@@ -66,7 +66,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
-        callback=checked,
+        callback=check_value,
         autocompletion=completion_of(setting.complete or (lambda: words)),
         **common_arguments,
     )
@@ -74,19 +74,19 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
 
 
 def options_of(settings: type, names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
-    """Returns the options for the settings of a class. names: the settings' names; all settings if empty."""
+    """Returns the options for the settings of a class. names: the settings' names, empty for all."""
     declarations = declared(settings)
     return {name: option_of(declarations[name], getattr(settings, name)) for name in names or declarations}
 
 
 def replace_parameter(
-    parameter: str, options: Mapping[str, OptionOfCommand], combine: Callable[[dict[str, Any]], Any]
+    parameter: str, options: Mapping[str, OptionOfCommand], combine_options: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by options.
 
     parameter: name of the parameter.
     options: name → option.
-    combine: function of the options' values that returns the value of the parameter.
+    combine_options: function of the options' values that returns the value of the parameter.
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:
@@ -98,12 +98,19 @@ def replace_parameter(
                 parameters.append(argument.replace(annotation=hints[name]))
                 continue
             parameters += [
-                inspect.Parameter(option_name, argument.kind, default=option.default, annotation=option.annotation)
-                for option_name, option in options.items()
+                inspect.Parameter(setting_name, argument.kind, default=option.default, annotation=option.annotation)
+                for setting_name, option in options.items()
             ]
 
-        def run(**values: Any) -> None:
-            command(**{parameter: combine({option_name: values.pop(option_name) for option_name in options})}, **values)
+        def run(**typed_values: Any) -> None:
+            command(
+                **{
+                    parameter: combine_options(
+                        {setting_name: typed_values.pop(setting_name) for setting_name in options}
+                    )
+                },
+                **typed_values,
+            )
 
         return with_signature(run, command, parameters)
 
@@ -115,7 +122,7 @@ def takes_declared(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
 
-    The parameter gets an object of the class. names: the settings' names; all settings if empty.
+    The parameter gets an object of the class. names: the settings' names, empty for all.
     """
     return replace_parameter(parameter, options_of(settings, names), lambda chosen: settings(**chosen))
 

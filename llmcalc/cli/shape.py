@@ -12,19 +12,13 @@ from .target_options import OutputOptions, TargetOptions, takes_target
 def command(
     target: TargetOrNone = None,
     params: Annotated[str | None, value_option("--params", "N", "Budget of parameters, such as 8B.")] = None,
-    flops: Annotated[
-        str | None,
-        value_option("--flops", "C", "Budget of training FLOPs, such as 1e24."),
-    ] = None,
+    flops: Annotated[str | None, value_option("--flops", "C", "Budget of training FLOPs, such as 1e24.")] = None,
     tokens: Annotated[str | None, value_option("--tokens", "D", "Tokens trained on, with --flops.")] = None,
     ffn_ratio: Annotated[str | None, value_option("--ffn-ratio", "R", "d_ff/h, such as 3.5 or 8/3.")] = None,
     head_dim: Annotated[
         int | None, typer.Option("--head-dim", metavar="N", min=2, max=4096, help="Size of a head.", show_default=False)
     ] = None,
-    kv_ratio: Annotated[
-        str | None,
-        value_option("--kv-ratio", "R", "Key/value heads over heads, such as 1/8."),
-    ] = None,
+    kv_ratio: Annotated[str | None, value_option("--kv-ratio", "R", "Key/value heads over heads, such as 1/8.")] = None,
     vocab: Annotated[str | None, value_option("--vocab", "V", "Vocabulary size of every shape.")] = None,
     tie: Annotated[
         bool | None,

@@ -61,9 +61,11 @@ class TargetOptions(NamedTuple):
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
-        absent = [OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)]
+        absent_parts = [
+            OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)
+        ]
         missing_parts = (
-            f"{part_name.option} changes nothing: the model has no {part_name.title}" for part_name in absent
+            f"{part_name.option} changes nothing: the model has no {part_name.title}" for part_name in absent_parts
         )
         for note in (*preset.notes, *missing_parts):
             store_remark(f"note: {preset.name}: {note}")
@@ -108,7 +110,7 @@ class OutputOptions(NamedTuple):
         notes: whether all rows and notes are printed without the option too.
         listing: whether the answer is a list, of which all rows are printed.
         """
-        writer = WRITERS[self.fmt]
+        format_writer = WRITERS[self.fmt]
         if table is not None:
             report = report.only(table)
         is_brief = not (notes or self.notes)
@@ -118,11 +120,11 @@ class OutputOptions(NamedTuple):
             report = trim_to_screen(report)
         if is_brief and self.fmt in ("table", "markdown"):
             report = report.brief()
-        for text in report.warnings if writer.warns_apart else ():
+        for text in report.warnings if format_writer.warns_apart else ():
             store_remark(f"note: {text}")
         with open_output(self.output) as output_stream:
-            encoding = "ascii" if writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
-            writer.write(
+            encoding = "ascii" if format_writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
+            format_writer.write(
                 report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), output_stream
             )
 

@@ -13,11 +13,7 @@ from .time_options import OPTIONS_OF_A_REPORT, TimedRun, takes_timed_run
 @replace_parameter("report_options", options_of(TimeOptions, OPTIONS_OF_A_REPORT), dict)
 @takes_target
 def command(
-    timed_run: TimedRun,
-    report_options: dict[str, Any],
-    table: TableOption = None,
-    *,
-    output_options: OutputOptions,
+    timed_run: TimedRun, report_options: dict[str, Any], table: TableOption = None, *, output_options: OutputOptions
 ) -> None:
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.

@@ -117,15 +117,15 @@ class TimedRun:
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
-    settings, layout = settings_options(), layout_options()
+    run_options, layout = settings_options(), layout_options()
     target_options, read_options = OPTIONS["target_options"]
     context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
-    model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    options = {**context, **settings, **layout, **RUN_FILES, **TIME_OPTIONS, **model, **target_options}
+    model_options = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
+    time_options = {**context, **run_options, **layout, **RUN_FILES, **TIME_OPTIONS, **model_options, **target_options}
 
     def timed_run(chosen: dict[str, Any]) -> TimedRun:
         return TimedRun(
-            settings_with_shorthands({name: chosen[name] for name in settings}),
+            settings_with_shorthands({name: chosen[name] for name in run_options}),
             LayoutRequest(**{name: chosen[name] for name in layout}),
             chosen["hardware"],
             chosen["launch"],
@@ -136,4 +136,4 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             partial(is_given, chosen["command_context"]),
         )
 
-    return replace_parameter("timed_run", options, timed_run)(command)
+    return replace_parameter("timed_run", time_options, timed_run)(command)

@@ -96,8 +96,8 @@ def _tool_of_command(name: str) -> Tool:
 
 def _is_input(parameter: Any) -> bool:
     """Whether a command's parameter changes the content of the answer, and not just the format."""
-    writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
-    return not writes and _option_name(parameter) not in LEFT_OUT
+    writes_output = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
+    return not writes_output and _option_name(parameter) not in LEFT_OUT
 
 
 def _option_name(parameter: Any) -> str:
@@ -131,23 +131,23 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
             "maxItems": 100,
             "description": "The models to compare.",
         }
-    annotation, placeholder = parameter.type_descriptor.annotation, parameter.metavar or ""
+    parameter_type, placeholder = parameter.type_descriptor.annotation, parameter.metavar or ""
     help_text = " ".join((parameter.help or "").split())
     if placeholder == "TARGET":
         return _model_schema(f"{help_text.rstrip('.')}. As model.")
     description = f"{help_text.rstrip('.')}. Value: {placeholder}." if "|" in placeholder else help_text
     if parameter.is_flag:
         return {"type": "boolean", "description": description}
-    if get_origin(annotation) is list:
+    if get_origin(parameter_type) is list:
         return {
             "anyOf": [_text_schema(), {"type": "array", "items": _text_schema(), "maxItems": 100}],
             "description": description,
         }
-    words = [word for word in get_args(annotation) if isinstance(word, str)]
+    words = [word for word in get_args(parameter_type) if isinstance(word, str)]
     if words:
         return {"type": "string", "enum": words, "description": description}
-    kind = "integer" if annotation is int else NUMBERS.get(placeholder)
-    return _text_schema(description=description) | ({"type": [kind, "string"]} if kind else {})
+    value_type = "integer" if parameter_type is int else NUMBERS.get(placeholder)
+    return _text_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
 
 def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
@@ -166,20 +166,25 @@ def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
         if argument not in arguments:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
     values = dict(arguments)
-    keys, options = values.pop("keys", None), values.pop("options", {})
+    requested_keys, options = values.pop("keys", None), values.pop("options", {})
     repeated_names = sorted(options.keys() & values.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
     is_of_engine = "engine" in values or "launch" in values
     _check_arguments(
-        tool.arguments, {key: value for key, value in options.items() if key in tool.arguments or not is_of_engine}
+        tool.arguments,
+        {
+            option_key: option_value
+            for option_key, option_value in options.items()
+            if option_key in tool.arguments or not is_of_engine
+        },
     )
     values |= options
     models = values.pop("models", [values.pop("model")] if "model" in values else [])
     for model in (*models, values.get("draft")):
         _check_model(model)
     document = getattr(import_module("..api", __package__), name)(*models, **values).document
-    return document if keys is None else _selected_keys(document, keys)
+    return document if requested_keys is None else _selected_keys(document, requested_keys)
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
@@ -212,11 +217,11 @@ def _check_model(model: Any) -> None:
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 
 
-def _selected_keys(document: Any, keys: list[str]) -> Any:
+def _selected_keys(document: Any, requested_keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each document in a list."""
     if isinstance(document, list):
-        return [_selected_keys(document_entry, keys) for document_entry in document]
-    unknown_keys = [key for key in keys if key not in document]
+        return [_selected_keys(document_entry, requested_keys) for document_entry in document]
+    unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in document]
     if unknown_keys:
         raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")
-    return {key: document[key] for key in keys}
+    return {requested_key: document[requested_key] for requested_key in requested_keys}

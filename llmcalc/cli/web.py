@@ -15,8 +15,7 @@ def command(
         int, typer.Option("--port", metavar="N", help="Port to serve on; 0: any free port.", min=0, max=65535)
     ] = 0,
     export: Annotated[
-        Path | None,
-        value_option("--export", "DIR", "Write the page into a new folder, for any static server."),
+        Path | None, value_option("--export", "DIR", "Write the page into a new folder, for any static server.")
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the page anew, after a change.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
@@ -28,9 +27,9 @@ def command(
 
     if export is not None:
         check_export(export)
-    page, built = build_page(rebuild)
-    if built:
-        store_remark(built)
+    page, build_remark = build_page(rebuild)
+    if build_remark:
+        store_remark(build_remark)
     if export is not None:
         export_page(page, export)
         store_remark(f"wrote {export}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Table
@@ -38,8 +38,8 @@ class Learned(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        value, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
-        return value
+        vectors, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
+        return vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["learned"](self, model_properties.hidden_size)
@@ -71,11 +71,11 @@ class Axial(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
-        parts = []
+        looked_up_parts = []
         for name, length, axes in (("by_row", self.rows, row_axes), ("by_column", self.columns, column_axes)):
             table, _ = recorder.table(name, Axis(name, length), *axes, of=Table(length=length), by="all")
-            parts.append(recorder.resampled(table, x.rows))
-        return recorder.cat(*parts, axes=(Beside((row_axes, column_axes)),)).view(*x.axes)
+            looked_up_parts.append(recorder.resampled(table, x.rows))
+        return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["axial"](self)

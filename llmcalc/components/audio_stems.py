@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ..algebra import exact_div
-from ..flow.axis import Axis, Beside, Shape
+from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
@@ -61,7 +61,7 @@ class SubsamplingStem(Stem):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = recorder.conv(
-                f"conv{i}", y, Beside((half, half)), kernel=kernel_size, bias=True, rows=rows
+                f"conv{i}", y, JoinedShapes((half, half)), kernel=kernel_size, bias=True, rows=rows
             )
             values, gate = recorder.split(gated_features, half, half)
             y = recorder.mul(values, recorder.act(gate, "sigmoid"))
@@ -98,7 +98,9 @@ class WaveformStem(Stem):
         y = recorder.part("groupnorm", Norm(type="layernorm"), y)
         second_rows = Multiple(of=SOURCE, by=2, more=1)
         y = recorder.act(
-            recorder.conv("conv2", y, Axis("channels", 2 * recorder.n(axes)), kernel=7, bias=True, rows=second_rows),
+            recorder.conv(
+                "conv2", y, Axis("channels", 2 * recorder.element_count(axes)), kernel=7, bias=True, rows=second_rows
+            ),
             "gelu",
         )
         return recorder.act(recorder.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")

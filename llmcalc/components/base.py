@@ -333,7 +333,7 @@ class TokenMixer(Component):
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, width: Any) -> HeadSizes | None:
-        """The number and size of the mixer's heads at a layer width; None for a mixer without heads."""
+        """The number and the size of the mixer's heads in a layer of this width; None for a mixer without heads."""
         return None
 
     def report_label(self) -> str:
@@ -436,7 +436,7 @@ class Network(Component):
         return None
 
     def activation(self) -> str:
-        """The usual name of the network's activation, such as `SwiGLU` or `GELU`; empty without one."""
+        """The usual name of the network's activation, such as `SwiGLU` or `GELU`; may be empty."""
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:

@@ -31,7 +31,7 @@ MOST_BYTES, MOST_VECTORS, MOST_TABLES = 2**16, 64, 256
 
 
 class ByteLayers(Part):
-    """Layers that run over bytes.
+    """Transformer layers whose positions are bytes.
 
     num_hidden_layers: the number of layers.
     block: the layer.
@@ -46,18 +46,18 @@ class ByteLayers(Part):
         self.block.check_place(StackPosition(f"{where}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, before: Callable[[Value], Value] | None = None) -> Value:
-        """Records the layers. before: what each of them does first."""
+        """Records the layers over bytes. before: a function that records what precedes each layer."""
         depth = self.num_hidden_layers
 
-        def run(v: Value) -> Value:
+        def record_layer(layer_input: Value) -> Value:
             if before is None:
-                return self.block.flow(recorder, v)
-            v = before(v)
+                return self.block.flow(recorder, layer_input)
+            layer_input = before(layer_input)
             with recorder.scope("block"):
-                return self.block.flow(recorder, v)
+                return self.block.flow(recorder, layer_input)
 
         indices = range(depth) if isinstance(depth, int) else None
-        return recorder.layers(x, run, depth, indices, source=self.block.formula_source)
+        return recorder.layers(x, record_layer, depth, indices, source=self.block.formula_source)
 
 
 class Patcher(ByteLayers):
@@ -74,7 +74,7 @@ class Patcher(ByteLayers):
 
 
 class PatchStreams(ResidualStreams):
-    """Layers of bytes before and after those of patches.
+    """Transformer layers over bytes before and after the layers over patches.
 
     patch_size: the number of bytes that a patch is counted with; it is 1 where every byte is a patch.
     local_size: the width of the layers of bytes.
@@ -137,7 +137,7 @@ class PatchStreams(ResidualStreams):
             self.patcher.check_place(f"{where}.patcher", self.patcher.hidden_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        """Records what becomes the patches. x: the embeddings of the bytes."""
+        """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
         hidden = recorder.memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
@@ -149,8 +149,8 @@ class PatchStreams(ResidualStreams):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
             patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
-            reduced = recorder.resampled(x, patches)
-            y = recorder.linear("patch_proj", reduced, vectors, *x.axes, kind=self.kind)
+            patch_means = recorder.resampled(x, patches)
+            y = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
             y = recorder.part("reads", self.reads, self._as_vectors(y, x, patches), memory=x)
             y = y.view(vectors, *x.axes, rows=patches)
         recorder.memo["bytes"] = x
@@ -158,23 +158,23 @@ class PatchStreams(ResidualStreams):
         return recorder.linear("in_proj", y, *hidden, kind=self.kind) if self.projected else y.view(*hidden)
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers of bytes after the patches. x: the patches."""
+        """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
         y: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
             projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *y.axes, kind=self.kind)
             memory, layers = self._as_vectors(projected, y, x.rows), self.decoder
 
-            def read(v: Value) -> Value:
-                return recorder.part("writes", self.writes, v, memory=memory)
+            def read_patches(byte_states: Value) -> Value:
+                return recorder.part("writes", self.writes, byte_states, memory=memory)
 
             if not self.writes_every_layer:
-                y = read(y)
+                y = read_patches(y)
             with recorder.apart(recorder.causal):
-                y = layers.flow(recorder, y, read if self.writes_every_layer else None)
+                y = layers.flow(recorder, y, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, y)
 
     def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:
-        """Returns the vectors of the patches as rows. x: the bytes."""
+        """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
         return y.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
@@ -195,7 +195,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LocalReference(nn.Module):
-        """Layers of bytes, and a projection of patches to vectors."""
+        """The base of both stacks of byte layers, with the projection of a patch to its vectors."""
 
         def __init__(self, layers: ByteLayers, width: int, patch_size: int, vectors: int) -> None:
             super().__init__()
@@ -210,7 +210,7 @@ def _reference_class() -> type[nn.Module]:
             return projected.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
     class EncoderReference(LocalReference):
-        """Layers of bytes, and patches that read them.
+        """The byte layers before the patches, and the cross-attention of patches to bytes.
 
         [batch, bytes, width] → same shape, [batch, patches, vectors · width].
         """
@@ -229,7 +229,7 @@ def _reference_class() -> type[nn.Module]:
             return x, self.reads(self.as_vectors(reduced), x).unflatten(1, (patches, -1)).flatten(2)
 
     class ReadingFirst(nn.Module):
-        """A layer of bytes behind cross-attention to the patches."""
+        """A byte layer after cross-attention to the patches."""
 
         def __init__(self, block: nn.Module, reading: nn.Module) -> None:
             super().__init__()
@@ -240,7 +240,7 @@ def _reference_class() -> type[nn.Module]:
             return output
 
     class DecoderReference(LocalReference):
-        """Layers of bytes that read patches.
+        """The byte layers after the patches, and their cross-attention to the patches.
 
         [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
         """

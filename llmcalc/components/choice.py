@@ -35,56 +35,58 @@ class PartError(ValueError):
 class PartChoice:
     """The classes of components that a field accepts, by `type`.
 
-    homes: `type` → location of the class, `file:Class` in this package.
+    class_paths: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.
     """
 
-    def __init__(self, default: str, homes: Mapping[str, str]) -> None:
+    def __init__(self, default: str, class_paths: Mapping[str, str]) -> None:
         self.default: str = default
-        self.homes: dict[str, str] = dict(homes)
+        self.class_paths: dict[str, str] = dict(class_paths)
 
-    def load(self, kind: str) -> type[Part]:
+    def load_component(self, kind: str) -> type[Part]:
         """Imports and returns the component class of a `type`."""
-        return _load_home(self.homes[kind])
+        return _import_component(self.class_paths[kind])
 
     def classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all components that the field accepts."""
-        return [self.load(kind) for kind in self.homes]
+        return [self.load_component(kind) for kind in self.class_paths]
 
-    def validate(self, value: Any) -> Part:
+    def validate(self, part_or_table: Any) -> Part:
         """Returns a component unchanged, or builds a component from a table whose `type` names the class.
 
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
-        if isinstance(value, Part):
-            kind = self._kind_of(value)
-            if kind in self.homes and isinstance(value, self.load(kind)):
-                return value
+        if isinstance(part_or_table, Part):
+            kind = self._kind_of(part_or_table)
+            if kind in self.class_paths and isinstance(part_or_table, self.load_component(kind)):
+                return part_or_table
             raise PydanticCustomError(
                 "union_tag_invalid",
                 "not one of these parts",
                 {"tag": str(kind), "expected_tags": self._expected_types()},
             )
-        if not isinstance(value, dict):
+        if not isinstance(part_or_table, dict):
             raise PydanticCustomError("model_type", "not a table")
-        kind = value.get("type", self.default) if len(self.homes) > 1 else self.default  # one kind checks its own type
+        kind = (
+            part_or_table.get("type", self.default) if len(self.class_paths) > 1 else self.default
+        )  # one kind checks its own type
         if not isinstance(kind, str):
             raise PydanticCustomError("union_tag_not_found", "no type")
-        if kind not in self.homes:
+        if kind not in self.class_paths:
             raise PydanticCustomError(
                 "union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected_types()}
             )
-        cls = self.load(kind)
+        cls = self.load_component(kind)
         try:
-            return cls.model_validate(value)
+            return cls.model_validate(part_or_table)
         except ValidationError as error:
             raise PartError(cls, error) from None
 
     def _kind_of(self, part: Part) -> str:
-        return str(getattr(part, "type", self.default)) if len(self.homes) > 1 else self.default
+        return str(getattr(part, "type", self.default)) if len(self.class_paths) > 1 else self.default
 
     def _expected_types(self) -> str:
-        return ", ".join(f"'{kind}'" for kind in self.homes)
+        return ", ".join(f"'{kind}'" for kind in self.class_paths)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         dumped = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump())
@@ -96,11 +98,11 @@ class PartChoice:
 
 
 @cache
-def _load_home(home: str) -> type[Part]:
-    module, _, name = home.partition(":")
+def _import_component(class_path: str) -> type[Part]:
+    module, _, name = class_path.partition(":")
     return getattr(import_module(f".{module}", __package__), name)
 
 
-def only(home: str) -> Any:
+def class_at(class_path: str) -> Any:
     """Returns a field type that accepts a single component class, `file:Class`, which is imported on first use."""
-    return Annotated[Part, PartChoice("only", {"only": home})]
+    return Annotated[Part, PartChoice("only", {"only": class_path})]

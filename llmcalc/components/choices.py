@@ -58,6 +58,9 @@ MIXERS = PartChoice(
 )
 """Token mixers: attention, state-space models, linear attention."""
 
+DRAFT_MIXERS = PartChoice("attention", {"attention": "mixers.attention:Attention", "mla": "mixers.mla:MLA"})
+"""Attention of the first layer of an EAGLE-3 draft, whose input is wider than its output."""
+
 CHANNEL_MIXERS = PartChoice(
     "mlp",
     {
@@ -195,6 +198,7 @@ OTHERS = PartChoice(
 """Parts with a field of their own in a spec, and with examples of their own."""
 
 Mixer: TypeAlias = Annotated[Any, MIXERS]
+DraftMixer: TypeAlias = Annotated[Any, DRAFT_MIXERS]
 ChannelMixer: TypeAlias = Annotated[Any, CHANNEL_MIXERS]
 Head: TypeAlias = Annotated[Any, HEADS]
 AnyLayer: TypeAlias = Annotated[Any, LAYERS]
@@ -204,7 +208,7 @@ AnyIndexer: TypeAlias = Annotated[Any, INDEXERS]
 AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
-def parts() -> tuple[type[Component], ...]:
+def all_components() -> tuple[type[Component], ...]:
     """Returns every component class with a reference and examples, except layers, for the contract tests."""
     classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -54,11 +54,11 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        change, rows = self.transform, self._scored_rows()
+        transform, rows = self.transform, self._scored_rows()
         y = x.view(*x.axes, rows=rows)
-        if change is not None:
-            y = recorder.act(recorder.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
-            y = y if change.norm is None else recorder.part("norm", change.norm, y)
+        if transform is not None:
+            y = recorder.act(recorder.linear("dense", y, *x.axes, bias=transform.bias), transform.hidden_act)
+            y = y if transform.norm is None else recorder.part("norm", transform.norm, y)
         return recorder.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
 
     def _scored_rows(self) -> Rows:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import RowsWithExtra
@@ -74,15 +74,15 @@ class ConformerConvolution(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = x.axes
-        value, gate = recorder.split(
-            self._record_projection(recorder, "in_proj", x, Beside((hidden, hidden))), hidden, hidden
+        gated_half, gate = recorder.split(
+            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden, hidden))), hidden, hidden
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
-            value, gate = recorder.add(value, value_bias), recorder.add(gate, gate_bias)
-        y = recorder.mul(value, recorder.act(gate, self.gate_act))
+            gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
+        y = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias, rows=rows)
@@ -97,7 +97,7 @@ class ConformerConvolution(Part):
                 y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
-    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
@@ -169,11 +169,11 @@ def _reference_class() -> type[nn.Module]:
             return Pointwise(width, output_width, bias=self.spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
-            value, gate = self.in_proj(x).chunk(2, -1)
+            gated_half, gate = self.in_proj(x).chunk(2, -1)
             if hasattr(self, "gate_bias"):
-                value, gate = value + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
+                gated_half, gate = gated_half + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
             frames = x.shape[1]
-            x = (value * activate(self.spec.gate_act, gate)).transpose(1, 2)
+            x = (gated_half * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
             x = self.pointwise(x)[:, :frames] if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x

@@ -32,8 +32,8 @@ class ContactHead(OutputPart):
 
     def check_output(self, output: ModelOutput) -> None:
         mixer = output.stack.block.attention
-        maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(output.hidden_size) is not None
-        if output.kind != "encoder" or output.stack.variants or not maps:
+        has_maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(output.hidden_size) is not None
+        if output.kind != "encoder" or output.stack.variants or not has_maps:
             raise ValueError(
                 "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
             )

@@ -102,23 +102,23 @@ class Disentangled(AttentionPosition):
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))
         if self.within_sequence:
-            table = recorder.occurring(table, rows)
+            table = recorder.rows_of_distances(table, rows)
         heads, dim = q.axes
-        for kind, projection, operand, position_bias, shared_bias, shared_projection in (
+        for kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
             if not getattr(self, kind):
                 continue
-            has_bins = self.position_buckets is not None
-            index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_bins)
+            has_distance_buckets = self.position_buckets is not None
+            index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets)
             recorder.hold(index=index)
-            options: dict[str, Any] = {"bias": position_bias, "role": "own"}
+            projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
-                options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, table, heads, dim, rows=rows, **options)
+                projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
+            projected = recorder.linear(projection, table, heads, dim, rows=rows, **projection_options)
             scores = recorder.core(
-                kind, ops.TableScores(heads.size, dim.size, rows, x.rows), operand, projected, axes=(heads,)
+                kind, ops.TableScores(heads.size, dim.size, rows, x.rows), scored_value, projected, axes=(heads,)
             )
             term = recorder.at_distance(scores, index, by_key=kind == "p2c")
             if kind == "p2c":
@@ -280,7 +280,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
-            positions = forward_pass.span(0, tokens, device)
+            positions = forward_pass.positions(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
@@ -306,18 +306,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance = forward_pass.computed_once(
                 ("binned", tokens, span), lambda: self._relative_positions(forward_pass, tokens, q.device)
             )
-            terms = 1 + self.spec.c2p + self.spec.p2c
+            term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
-                weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
+                shared_weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
                 index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
-                bias = self.c2p(q, self.pos_key(rows, *weights)).gather(-1, index)
+                bias = self.c2p(q, self.pos_key(rows, *shared_weights)).gather(-1, index)
             if self.spec.p2c:
-                weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
+                shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
                 index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
-                key_scores = self.p2c(k, self.pos_query(rows, *weights)).gather(-1, index.transpose(-1, -2))
+                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(-1, index.transpose(-1, -2))
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
-            scaled_bias = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
-            return q * terms**-0.5, scaled_bias
+            scaled_bias = None if bias is None else bias * (q.shape[-1] * term_count) ** -0.5
+            return q * term_count**-0.5, scaled_bias
 
     return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}

@@ -87,12 +87,12 @@ class TransformerXL(AttentionPosition):
             distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
             keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, dim)
-            content = recorder.vector("content_bias", heads, dim, heads=heads)
-            position = recorder.vector("position_bias", heads, dim, heads=heads)
-            distance_scores = recorder.scores("core", recorder.add(q, position), keys_by_distance)
+            content_bias = recorder.vector("content_bias", heads, dim, heads=heads)
+            position_bias = recorder.vector("position_bias", heads, dim, heads=heads)
+            distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
             distance = recorder.distances(q, keys, clamped=True, shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
-            content_query = recorder.add(q, content)
+            content_query = recorder.add(q, content_bias)
             return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
@@ -280,12 +280,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, q: Tensor, forward_pass: ForwardPass, total_tokens: int) -> tuple[Tensor, Tensor]:
             angles = forward_pass.computed_once(
                 ("distances", total_tokens),
-                lambda: angles_of(forward_pass.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: angles_of(forward_pass.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = forward_pass.span(0, total_tokens, q.device)
+            queries = forward_pass.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = forward_pass.positions(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DraftHeads(Part):
-    """The base class of several language-model heads, whose logits stand behind one another.
+    """The base class of several language-model heads, whose logits are concatenated along the positions.
 
     num_heads: the number of heads.
     """
@@ -36,17 +36,17 @@ class DraftHeads(Part):
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis, rows: Rows) -> Value:
         """Records all heads. x: the hidden states. vocab, proposed_tokens: axes of the tokens read and proposed."""
-        logits = self._logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
+        logits = self._record_logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{i}": head_logits for i, head_logits in enumerate(logits)})
         return recorder.cat(*logits, axes=(proposed_tokens,), rows=Multiple(of=rows, by=self.num_heads))
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def describe(self) -> str:
-        """Describes the heads in a few words."""
+        """The short description of the heads in reports."""
         raise TypeError(f"{type(self).__name__} has no description")
 
 
@@ -63,13 +63,13 @@ class MedusaHeads(DraftHeads):
     bias: Flag = False
     shared_projection: Flag = False
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         outputs = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
         if not self.shared_projection:
             return [recorder.linear(f"lm_heads_{i}", y, proposed_tokens) for i, y in enumerate(outputs)]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
-        first = recorder.linear("lm_heads_0", outputs[0], proposed_tokens, counted=total_rows)
-        return [first, *(recorder.apply_again(y, first) for y in outputs[1:])]
+        first_logits = recorder.linear("lm_heads_0", outputs[0], proposed_tokens, counted=total_rows)
+        return [first_logits, *(recorder.apply_again(y, first_logits) for y in outputs[1:])]
 
     def describe(self) -> str:
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
@@ -103,7 +103,7 @@ class SpeculatorHeads(DraftHeads):
     norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
     input_norm: Norm | None = None
 
-    def _logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
+    def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner = Axis("inner", self.inner_size)
         state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
         recorder.hold(state=state)
@@ -112,34 +112,34 @@ class SpeculatorHeads(DraftHeads):
         table: Weight | None = None
         for i in range(self.num_heads):
             if table is not None and self.tied:
-                token = recorder.look_up(table, x.rows, by="chosen")
+                token_vector = recorder.look_up(table, x.rows, by="chosen")
             else:
-                token, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, by="chosen", kind="embedding")
-            recorder.hold(token=token)
+                token_vector, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, by="chosen", kind="embedding")
+            recorder.hold(token=token_vector)
             with recorder.function():
-                state = self._next_state(recorder, i, state, token, first_of_weights)
+                state = self._next_state(recorder, i, state, token_vector, first_of_weights)
             recorder.hold(state=state)
             if i and self.tied:
                 logits.append(recorder.apply_again(state, logits[0]))
                 continue
-            counted = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted))
+            counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
+            logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted_rows))
         return logits
 
     def _next_state(
-        self, recorder: Flow, i: int, state: Value, token: Value, first_of_weights: dict[str, Value]
+        self, recorder: Flow, i: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
     ) -> Value:
         """Records a stage up to its state. first_of_weights: the first output of each weight that stages share."""
         if i > 1 and self.tied:
             projected = recorder.apply_again(state, first_of_weights["proj"])
         else:
-            counted = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
-            projected = recorder.linear(f"proj_{i}", state, *token.axes, counted=counted)
+            counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
+            projected = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
             first_of_weights["proj"] = projected
         recorder.hold(projected=projected)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
-        joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token, token_weight))
+        joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight))
         recorder.hold(joined=joined)
         if i and self.tied:
             return recorder.act(recorder.normalized(joined, self.norm, like=first_of_weights["ln"]), "gelu")
@@ -202,9 +202,9 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                     self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner)))
                     self.add_module(f"head_{i}", nn.Linear(inner, proposed_tokens, bias=False))
 
-        def _next_state(self, i: int, state: Tensor, token: Tensor) -> Tensor:
+        def _next_state(self, i: int, state: Tensor, token_vector: Tensor) -> Tensor:
             projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
-            joined = projected * self.state_weight + token * self.token_weight
+            joined = projected * self.state_weight + token_vector * self.token_weight
             return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(joined))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -212,9 +212,11 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             logits: list[Tensor] = []
             for i in range(self.stages):
                 stage = 0 if self.tied else i
-                embed = self.get_submodule(f"emb_{stage}")
-                token = embed(logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long))
-                state = self._next_state(i, state, token)
+                table_module = self.get_submodule(f"emb_{stage}")
+                token_vector = table_module(
+                    logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long)
+                )
+                state = self._next_state(i, state, token_vector)
                 logits.append(self.get_submodule(f"head_{stage}")(state))
             return logits[0] if self.stages == 1 else torch.cat(logits, 1)
 

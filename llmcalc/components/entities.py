@@ -70,11 +70,11 @@ class Entities(StackPart):
     @classmethod
     def examples(cls) -> list[Self]:
         norm = Norm(type="layernorm")
-        base = cls(entity_vocab_size=9, max_position_embeddings=7, type_vocab_size=2, norm=norm)
+        default_spec = cls(entity_vocab_size=9, max_position_embeddings=7, type_vocab_size=2, norm=norm)
         return [
-            base,
-            base.model_copy(update={"entity_emb_size": 5, "prediction": "tied"}),
-            base.model_copy(update={"prediction": "own"}),
+            default_spec,
+            default_spec.model_copy(update={"entity_emb_size": 5, "prediction": "tied"}),
+            default_spec.model_copy(update={"prediction": "own"}),
         ]
 
 

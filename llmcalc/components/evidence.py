@@ -15,31 +15,31 @@ def part_evidence(part: Part) -> Evidence:
     """Returns a component's evidence: the `type` or class name, with the check in the class."""
     kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
-    return Evidence(part.noun, kind or in_words(type(part).__name__), witness)
+    return Evidence(part.noun, kind or snake_case_name(type(part).__name__), witness)
 
 
-def in_words(name: str) -> str:
-    """Converts a class name to the spelling of an option: `TokenTypes` → `token_types`."""
+def snake_case_name(name: str) -> str:
+    """Converts a class name to snake case: `TokenTypes` → `token_types`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
+def parts_below(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
-    if isinstance(value, Part):
-        if getattr(value, "type", "") != "none":
-            yield value
-        for name in type(value).model_fields:
+    if isinstance(root, Part):
+        if getattr(root, "type", "") != "none":
+            yield root
+        for name in type(root).model_fields:
             if name not in OPTIONAL_PARTS or name in include:
-                yield from parts_below(getattr(value, name), include)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from parts_below(item, include)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from parts_below(item, include)
+                yield from parts_below(getattr(root, name), include)
+    elif isinstance(root, Mapping):
+        for inner in root.values():
+            yield from parts_below(inner, include)
+    elif isinstance(root, tuple | list):
+        for inner in root:
+            yield from parts_below(inner, include)
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:

@@ -1,4 +1,4 @@
-"""The input of an encoder that reads vectors of features as they are, such as the frames of a spectrum (Pop2Piano).
+"""The stem of an encoder that reads feature vectors without a projection, such as frames of a spectrum (Pop2Piano).
 
 Choi and Lee 2023 (arXiv:2211.00895). transformers: models/pop2piano (`Pop2PianoConcatEmbeddingToMel`).
 """
@@ -59,7 +59,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class FeatureStemReference(nn.Module):
-        """Vectors of features as they are. frames: [batch, positions, num_features] → same shape."""
+        """Returns the feature vectors unchanged. frames: [batch, positions, num_features] → same shape."""
 
         def __init__(self, spec: FeatureStem) -> None:
             super().__init__()

@@ -41,7 +41,7 @@ class FrameStem(Stem):
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
-        axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.n(width or x.axes))
+        axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
         gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
         y = recorder.act(

@@ -19,7 +19,7 @@ from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
-from .choice import only
+from .choice import class_at
 from .networks.feed_forward import activate
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .head_clusters import Clusters
     from .head_transform import Transform
 else:
-    Transform, Clusters = only("head_transform:Transform"), only("head_clusters:Clusters")
-    MedusaHeads, SpeculatorHeads = only("draft_heads:MedusaHeads"), only("draft_heads:SpeculatorHeads")
+    Transform, Clusters = class_at("head_transform:Transform"), class_at("head_clusters:Clusters")
+    MedusaHeads, SpeculatorHeads = class_at("draft_heads:MedusaHeads"), class_at("draft_heads:SpeculatorHeads")
 
 
 class LMHead(Component):
@@ -73,8 +73,8 @@ class LMHead(Component):
             raise ValueError("more_columns: needs a transform without a size; expected false")
         if self.clusters is not None and (self.bias or self.transform is not None or self.draft_vocab_size is not None):
             raise ValueError("clusters: are of a plain head; expected no bias, no transform and no draft_vocab_size")
-        parts = (self.transform, self.clusters, self.medusa, self.mlp_speculator, self.bias or None)
-        if self.draft_heads is not None and sum(part is not None for part in parts) > 1:
+        head_parts = (self.transform, self.clusters, self.medusa, self.mlp_speculator, self.bias or None)
+        if self.draft_heads is not None and sum(head_part is not None for head_part in head_parts) > 1:
             raise ValueError(
                 "medusa, mlp_speculator: stand alone; expected one of them, without bias, transform and clusters"
             )
@@ -82,7 +82,7 @@ class LMHead(Component):
 
     @property
     def draft_heads(self) -> MedusaHeads | SpeculatorHeads | None:
-        """The several heads of a draft that stand in the place of one; None for one head."""
+        """The heads of a draft model with several heads; None for a model with a single head."""
         return self.mlp_speculator if self.medusa is None else self.medusa
 
     @property
@@ -112,24 +112,26 @@ class LMHead(Component):
             if output is not None and output.is_counted:
                 recorder.here.about["source"] = "Press & Wolf 2017"
             return recorder.linear("", x, vocab, bias=self.bias, weight=output, rows=rows)
-        change, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
-        if change.size is not None:
-            dense_axes = (Axis("transform", change.size),)
-        if change.bottleneck_size is not None:
-            bottleneck = Axis("bottleneck", change.bottleneck_size)
+        transform, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
+        if transform.size is not None:
+            dense_axes = (Axis("transform", transform.size),)
+        if transform.bottleneck_size is not None:
+            bottleneck = Axis("bottleneck", transform.bottleneck_size)
             x = recorder.act(
-                recorder.linear("bottleneck", x, bottleneck, bias=change.bias, rows=rows), change.hidden_act
+                recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=rows), transform.hidden_act
             )
             recorder.hold(x=x)
-        y = recorder.act(recorder.linear("dense", x, *dense_axes, bias=change.bias, rows=rows), change.hidden_act)
+        y = recorder.act(recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act)
         recorder.hold(x=y)
-        if change.norm is not None:
-            y = recorder.norm("norm", y, change.norm)
+        if transform.norm is not None:
+            y = recorder.norm("norm", y, transform.norm)
             recorder.hold(x=y)
         if not self.more_columns:
             return recorder.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
         input_axes = x.axes if width is None else (width,)
-        embedded, remaining_features = recorder.split(y, input_axes, (Axis("rest", x.width - recorder.n(input_axes)),))
+        embedded, remaining_features = recorder.split(
+            y, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
+        )
         logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=rows))
 

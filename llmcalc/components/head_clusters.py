@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Clusters(Part):
-    """Clusters of equally many tokens. Each position scores all centroids, and the tokens of the best clusters.
+    """Clusters with equal numbers of tokens. Each position scores all centroids and the tokens of the best clusters.
 
     num_centroids: the number of clusters.
     centroid_intermediate_top_k: the number of clusters whose tokens are scored.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import ModelProperties, Size, StackPart
@@ -41,15 +41,17 @@ class InputFeatures(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the concatenated embeddings. x: the token embeddings."""
-        rows = [x]
+        embeddings = [x]
         for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             name = f"feature{i}"
-            row, _ = recorder.table(
+            vector, _ = recorder.table(
                 f"embed_{i}", Axis("types", vocab), Axis(name, table_width), of=x.rows, kind=self.kind
             )
-            rows.append(row)
+            embeddings.append(vector)
         joined_embeddings = (
-            x if len(rows) == 1 else recorder.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
+            x
+            if len(embeddings) == 1
+            else recorder.cat(*embeddings, axes=(JoinedShapes(tuple(vector.axes for vector in embeddings)),))
         )
         recorder.hold(x=joined_embeddings)
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)

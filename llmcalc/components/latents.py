@@ -1,4 +1,4 @@
-"""Latent vectors that read all tokens, run through the layers in their place, and are read by output queries.
+"""Latent vectors that attend to all tokens and pass through the layers instead of the tokens (Perceiver).
 
 Jaegle et al. 2021 (Perceiver IO, arXiv:2107.14795). transformers: models/perceiver (`PerceiverForMaskedLM`).
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field
 
 from ..evidence import by_torch
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
@@ -89,8 +89,8 @@ class MultiTokenPrediction(OutputPart):
         indices = range(n) if isinstance(n, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
-        def record_module(v: Value) -> Value:
-            return self._record_module(recorder, v, block, vocab, table, output)
+        def record_module(module_input: Value) -> Value:
+            return self._record_module(recorder, module_input, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
             return recorder.layers(x, record_module, n, indices, "mtp", **node_fields)
@@ -107,11 +107,13 @@ class MultiTokenPrediction(OutputPart):
         embedded = recorder.look_up(table, x.rows).view(*x.axes)
         recorder.hold(embedded=embedded)
         normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
-        module_input = recorder.linear("eh_proj", recorder.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        module_input = recorder.linear(
+            "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
+        )
         recorder.hold(joined=module_input)
-        y = recorder.part("block", block, module_input, apart=True)
+        y = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=y)
-        recorder.also(
+        recorder.second_output(
             recorder.linear("lm_head", recorder.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS)
         )
         return y

@@ -35,14 +35,14 @@ class NgramEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
-        total = x
+        summed = x
         for i, rows in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)
-            row, _ = recorder.table(
+            ngram_vector, _ = recorder.table(
                 f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, rows_read=1, kind=self.kind
             )
-            total = recorder.add(total, recorder.linear(f"post_projs_{i}", row, *x.axes, kind=self.kind))
-        return total
+            summed = recorder.add(summed, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind))
+        return summed
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the n-gram tables and projections: token embeddings [batch, tokens, width] → same shape."""

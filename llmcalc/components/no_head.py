@@ -8,6 +8,6 @@ from .base import Part
 
 
 class NoHead(Part):
-    """No head: the model's output is its hidden states."""
+    """The absence of an output head: the model's output is its hidden states."""
 
     type: Literal["none"] = "none"

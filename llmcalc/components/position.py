@@ -58,14 +58,14 @@ class Rope(AttentionPosition):
     def check(self, head_dim: int, location: str = "head_dim") -> None:
         """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
         rotated = self.rotary_size(head_dim)
-        message = (
+        rotation_text = (
             f"RoPE would rotate {rotated}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
         if rotated > head_dim:
-            raise ValueError(f"{location}: {message}; expected at most head_dim")
+            raise ValueError(f"{location}: {rotation_text}; expected at most head_dim")
         if rotated < 2 or rotated % 2:
-            raise ValueError(f"{location}: {message}; expected an even number, because it rotates pairs")
+            raise ValueError(f"{location}: {rotation_text}; expected an even number, because it rotates pairs")
 
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         super().check_place(stack_position, head_dim)

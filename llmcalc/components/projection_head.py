@@ -36,7 +36,7 @@ class ProjectionHead(Component):
         return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return _reference()(self, model_properties)
+        return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -44,7 +44,7 @@ class ProjectionHead(Component):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProjectionHeadReference(nn.Module):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import FromZeros, Multiple
@@ -84,11 +84,11 @@ class Proposal(OutputPart):
             token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
         if self.gru_size is not None:
             size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
-            gates = Beside(((size,), (size,), (size,)))
+            gates = JoinedShapes(((size,), (size,), (size,)))
             recorder.linear("gru_input", x, gates)
             recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
             state = Value(LOGITS, (size,))
-            joined_input = recorder.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            joined_input = recorder.cat(x, state, axes=(JoinedShapes((x.axes, (size,))),))
             recorder.linear(
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
             )
@@ -97,7 +97,7 @@ class Proposal(OutputPart):
         if self.confidence:
             bias_input = x
             if self.confidence_reads_token and token is not None:
-                bias_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+                bias_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
             recorder.linear("confidence", bias_input, Axis("score", 1), bias=True)
         if self.state_size is not None:
             recorder.linear("state_proj", x, Axis("state", self.state_size))
@@ -107,14 +107,14 @@ class Proposal(OutputPart):
         """Records the scores of all pairs of a position's best tokens and those of the position before."""
         rank, chosen = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         rows = Multiple(of=LOGITS, by=self.selector_top_k)
-        before, _ = recorder.table("predecessor_codebook", vocab, rank, of=rows, by="chosen")
-        after, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=rows, by="chosen")
-        context = recorder.mul(before, recorder.linear("hidden_projection", x, rank))
+        predecessor, _ = recorder.table("predecessor_codebook", vocab, rank, of=rows, by="chosen")
+        successor, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=rows, by="chosen")
+        context = recorder.mul(predecessor, recorder.linear("hidden_projection", x, rank))
         recorder.core(
             "pairs",
             ops.Product(1, rank.size, chosen.size, rows),
             context,
-            after.view(chosen, rank, rows=LOGITS),
+            successor.view(chosen, rank, rows=LOGITS),
             axes=(chosen,),
         )
 
@@ -123,13 +123,13 @@ class Proposal(OutputPart):
         token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
-            joined_input = recorder.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            joined_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
             projected = recorder.mul(
                 recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
             )
         elif self.markov == "rnn":
-            joined_input = recorder.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
-            recorder.linear("joint_proj", joined_input, Beside(((rank,), (rank,), (rank,))), bias=True)
+            joined_input = recorder.cat(token, token, x, axes=(JoinedShapes(((rank,), (rank,), x.axes)),))
+            recorder.linear("joint_proj", joined_input, JoinedShapes(((rank,), (rank,), (rank,))), bias=True)
         recorder.linear("markov_w2", projected, proposed_tokens)
         return token
 
@@ -184,7 +184,7 @@ def _reference_class() -> type[nn.Module]:
                 self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
         def _gated_token_row(self, x: Tensor, token: Tensor) -> Tensor:
-            """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
+            """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
                 return gate * token
@@ -192,9 +192,9 @@ def _reference_class() -> type[nn.Module]:
                 return token
             state, outputs = torch.zeros_like(token[:, :1]), []
             for i in range(x.shape[1]):
-                row = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
-                gate, candidate, out = self.joint_proj(row).chunk(3, -1)
-                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate)
+                joint_input = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+                gate, candidate_state, out = self.joint_proj(joint_input).chunk(3, -1)
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 outputs.append(torch.tanh(out))
             return torch.cat(outputs, 1)
 
@@ -211,15 +211,15 @@ def _reference_class() -> type[nn.Module]:
             for i in range(x.shape[1]):
                 reset, update, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
-                share = (update + state_update).sigmoid()
-                candidate = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
-                state = share * state + (1 - share) * candidate
+                update_gate = (update + state_update).sigmoid()
+                candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
+                state = update_gate * state + (1 - update_gate) * candidate_state
                 states.append(state)
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
             """Returns the logit bias, and the next states, the scores of pairs and the acceptance score."""
-            term: Any = 0
+            logit_bias: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
                 outputs.append(self.state_proj(x))
@@ -228,15 +228,15 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                term = self.markov_w2(self._gated_token_row(x, token))
+                logit_bias = self.markov_w2(self._gated_token_row(x, token))
             if hasattr(self, "gru_input"):
                 states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
-                term = term + up_projection
+                logit_bias = logit_bias + up_projection
             if not hasattr(self, "confidence"):
-                return term, outputs
+                return logit_bias, outputs
             if self.spec.confidence_reads_token and token is not None:
                 x = torch.cat([x, token], -1)
-            return term, [*outputs, self.confidence(x)]
+            return logit_bias, [*outputs, self.confidence(x)]
 
     return ProposalReference

@@ -1,4 +1,4 @@
-"""Cross-attention between two sequences of one stack, each behind a norm, with an optional network after it."""
+"""Cross-attention between two normalized sequences of one stack, followed by an optional network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Part):
-    """Rows of one sequence read those of another one.
+    """Cross-attention by which the rows of a sequence read the rows of another sequence.
 
     attention: the attention of the reading rows.
     norm: the norm of the reading rows, that of the rows that are read, and that before the network.
@@ -36,7 +36,7 @@ class Reading(Part):
     residual: Flag = True
 
     def check_width(self, where: str, width: int) -> None:
-        """Raises `ValueError` if the attention cannot read for rows of this width."""
+        """Raises `ValueError` if the attention cannot have queries of this width."""
         self.attention.check_place(StackPosition(f"{where}.attention", width, "encoder"))
         self.attention.check_crossing()
 
@@ -51,7 +51,7 @@ class Reading(Part):
         return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, y)))
 
     def reference(self, width: int, source_width: int) -> nn.Module:
-        """Builds the module. width: the width of the reading rows. source_width: that of the rows that are read."""
+        """Builds the cross-attention. width: the width of the queries. source_width: the width of the keys."""
         return _reference_class()(self, width, source_width)
 
 

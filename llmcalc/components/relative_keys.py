@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RelativeKeys(StackPart):
-    """The table of keys: a row for every distance from −max_distance to max_distance − 1.
+    """The table of relative keys, with a row for every distance from −max_distance to max_distance − 1.
 
     max_distance: the largest distance before a query that has a row of its own.
     head_dim: the size of a head.

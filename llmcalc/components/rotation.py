@@ -34,7 +34,7 @@ def rotate(
     end = start + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cos_sin(forward_pass.span(start, end, x.device), dim, theta, x)
+        return _cos_sin(forward_pass.positions(start, end, x.device), dim, theta, x)
 
     cos, sin = forward_pass.computed_once(("rope", start, end, dim, theta, x.dtype), cos_and_sin)
     return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        holder, _, name = path.rpartition(".")
-        setattr(target.get_submodule(holder), name, tensor)
+        module_path, _, name = path.rpartition(".")
+        setattr(target.get_submodule(module_path), name, tensor)
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class ForwardPass:
             self.memo[key] = compute_value()
         return self.memo[key]
 
-    def span(self, start: int, end: int, device: Any) -> Tensor:
+    def positions(self, start: int, end: int, device: Any) -> Tensor:
         """Returns the positions start … end − 1 as a tensor."""
         import torch
 
@@ -189,14 +189,14 @@ def cache_class() -> type[nn.Module]:
                 return new_tensors
             cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
             if self.limit is None:
-                for i, new in enumerate(new_tensors):
-                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new], -2)]
+                for i, new_tensor in enumerate(new_tensors):
+                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
                 joined_tensors = forward_pass.store[self] = tuple(t for (t,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new], -2)
-                for cached, new in zip(cached_tensors, new_tensors, strict=True)
+                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new_tensor], -2)
+                for cached, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
             forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors
@@ -286,8 +286,8 @@ def attention_mask(
     queries, keys, end = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.span(end - queries, end, q.device)[:, None]
-        key_positions = forward_pass.span(end - keys, end, q.device)[None, :]
+        query_positions = forward_pass.positions(end - queries, end, q.device)[:, None]
+        key_positions = forward_pass.positions(end - keys, end, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
             return (query_positions - key_positions <= tokens_before) & (

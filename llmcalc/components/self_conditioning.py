@@ -68,8 +68,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
-    class Holder(nn.Module):
-        """A module that registers its child module in the stack's module."""
+    class SelfConditioningReference(nn.Module):
+        """The self-conditioning network, as the split of a stack's residual stream."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -81,4 +81,4 @@ def _reference_class() -> type[nn.Module]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x
 
-    return Holder
+    return SelfConditioningReference

@@ -34,7 +34,7 @@ from .base import (
     Vocab,
     Width,
 )
-from .choice import only
+from .choice import class_at
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention
@@ -57,12 +57,21 @@ if TYPE_CHECKING:
     from .relative_keys import RelativeKeys
     from .token_types import TokenTypes
 else:
-    PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
-    RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
-    InputFeatures, NgramEmbedding = only("input_features:InputFeatures"), only("ngram_embedding:NgramEmbedding")
-    RelativeKeys = only("relative_keys:RelativeKeys")
-    RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
+    PerLayerEmbedding, TokenTypes = (
+        class_at("layers.per_layer:PerLayerEmbedding"),
+        class_at("token_types:TokenTypes"),
+    )
+    RelativeEmbedding, SideConvolution = (
+        class_at("disentangled:RelativeEmbedding"),
+        class_at("disentangled:SideConvolution"),
+    )
+    SecondStream, Entities = class_at("idle:SecondStream"), class_at("entities:Entities")
+    InputFeatures, NgramEmbedding = (
+        class_at("input_features:InputFeatures"),
+        class_at("ngram_embedding:NgramEmbedding"),
+    )
+    RelativeKeys = class_at("relative_keys:RelativeKeys")
+    RelativeBias, Pooler = class_at("distance:RelativeBias"), class_at("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -196,7 +205,7 @@ class Stack(Component):
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
-            field for results in shared_results.values() for field in results.values()
+            field for fields_by_result in shared_results.values() for field in fields_by_result.values()
         ):
             return
         layers_with_scores: set[object] = set()
@@ -217,12 +226,12 @@ class Stack(Component):
 
     @property
     def has_no_embedding(self) -> bool:
-        """Whether nothing in the model reads or stores an embedding of tokens."""
+        """Whether the model neither reads nor stores a token embedding."""
         return self.streams is not None and self.streams.starts_without_embedding
 
     @property
     def keeps_embedding_width(self) -> bool:
-        """Whether input and output have the width of the embeddings, and the layers may have another one."""
+        """Whether the stack's input and output have the embeddings' width, from which the layers' may differ."""
         return self.streams is not None and self.streams.embedding_width() is not None
 
     def kinds(self) -> dict[str, Layer]:
@@ -287,16 +296,25 @@ class Stack(Component):
             repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
-    def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
+    def flow(
+        self,
+        recorder: Flow,
+        x: Value,
+        width: Axis | None = None,
+        positions: Weight | None = None,
+        keeps_first_input: bool = True,
+    ) -> Value:
         """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
-        stack, in the place of its own.
+        stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
+        its end; false only for layers that do not read it again.
         """
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
             recorder.memo["hidden"] = hidden
+            recorder.memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
@@ -323,12 +341,13 @@ class Stack(Component):
             getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
         )
         recorder.memo["embedded"] = x
-        recorder.keep(embedded=x)
-        recorder.hold(x=x)
+        if recorder.memo["keeps_first_input"]:
+            recorder.keep(embedded=x)
+            recorder.hold(x=x)
         x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
-            recorder.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
+            recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
             x = self._record_layers(recorder, x, label, block, repeat, indices)
         recorder.hold(x=x, y=x)
@@ -359,8 +378,8 @@ class Stack(Component):
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
         if positions is not None:
             with recorder.function():
-                row = recorder.look_up(positions, x.rows, by="positions")
-            x = recorder.add(x, recorder.in_format_of(x, row))
+                position_vector = recorder.look_up(positions, x.rows, by="positions")
+            x = recorder.add(x, recorder.in_format_of(x, position_vector))
         elif self.position is not None:
             x = recorder.add(x, recorder.in_format_of(x, recorder.part("embed_positions", self.position, x)))
         if self.token_types is not None:
@@ -370,7 +389,8 @@ class Stack(Component):
             recorder.hold(x=x)
         x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
         x = recorder.dropout(x, "embedding")
-        recorder.hold(x=x)
+        if recorder.memo["keeps_first_input"]:
+            recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
         return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
@@ -385,7 +405,7 @@ class Stack(Component):
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
-        sharing = None if is_single else Sharing(first=True, others=others_count)
+        sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
         x = recorder.layers(
             x, lambda v: block.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
         )
@@ -393,7 +413,7 @@ class Stack(Component):
             return x
         role = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
-        later_sharing = Sharing(first=False, others=others_count)
+        later_sharing = Sharing(is_first=False, other_layers=others_count)
         return recorder.layers(
             x,
             lambda v: block.flow(recorder, v, later_sharing),
@@ -448,7 +468,7 @@ class Stack(Component):
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
         )
-        shares: dict[str, AnyLayer] = {
+        sharing_layers: dict[str, AnyLayer] = {
             "shares": gemma_layer.model_copy(
                 update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
             )
@@ -473,7 +493,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=4,
                 block=gemma_layer,
-                variants=shares,
+                variants=sharing_layers,
                 first_layers=(BASE, BASE),
                 pattern=("shares",),
                 per_layer_embedding=table,
@@ -572,18 +592,18 @@ class Stack(Component):
 
 def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base` updated recursively with `changes`; a table with another `type` replaces the old table."""
-    out = dict(base)
+    overlaid = dict(base)
     for key, value in changes.items():
-        base_value = out.get(key)
+        base_value = overlaid.get(key)
         if (
             isinstance(value, dict)
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid_table(base_value, value)
+            overlaid[key] = overlaid_table(base_value, value)
         else:
-            out[key] = value
-    return out
+            overlaid[key] = value
+    return overlaid
 
 
 @cache
@@ -656,9 +676,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
             """Ties a layer's parameters and buffers to the first layer of the same kind."""
-            share: Any = getattr(layer, "share", None)
-            if share is not None:  # a layer that shares only a part of itself
-                share(first_layer)
+            share_parameters: Any = getattr(layer, "share_parameters", None)
+            if share_parameters is not None:  # a layer that shares only a part of itself
+                share_parameters(first_layer)
                 return
             share_tensors(first_layer, layer)
 
@@ -681,9 +701,9 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
-                    share: Any = getattr(module, "compute_shared_bias", None)
-                    if share is not None:
-                        share(x, forward_pass)
+                    share_bias: Any = getattr(module, "compute_shared_bias", None)
+                    if share_bias is not None:
+                        share_bias(x, forward_pass)
             if hasattr(self, "relative_keys"):
                 forward_pass.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):

@@ -123,8 +123,8 @@ def _reference_class() -> type[nn.Module]:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, -length % self.chunk)).unflatten(2, (-1, self.chunk))
             positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
-            rest = length % self.chunk
-            return positions[:, : length // self.chunk * -(-self.chunk // 2) + -(-rest // 2)]
+            last_frames = length % self.chunk
+            return positions[:, : length // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))

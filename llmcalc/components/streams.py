@@ -32,16 +32,16 @@ class ResidualStreams(StackPart):
 
     @property
     def starts_without_embedding(self) -> bool:
-        """Whether the model has no embedding of its own or of a target, because nothing reads one."""
+        """Whether the model has no token embedding, because no layer reads an embedding."""
         return False
 
     @property
     def one_pass_model(self) -> str:
-        """What a model is called that reads a sequence in one pass because of them; empty for others."""
+        """The name, in messages, of a model whose streams need the sequence in one pass; else empty."""
         return ""
 
     def embedding_width(self) -> int | None:
-        """The width of the embeddings and of the output, where the split and the merge change it; None where not."""
+        """The width of the embeddings and of the output if the split and the merge change it; None otherwise."""
         return None
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import Flag, LayerParts, ModelProperties, Width
@@ -77,12 +77,12 @@ class TargetStates(ResidualStreams):
         return self.start == "state"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        starts = {
+        stream_starts = {
             layer.required_slots()["streams"].get("start")
             for layer in layers.values()
             if "streams" in layer.required_slots()
         }
-        if starts != ({self.start} - {"joined", "target", "state"}):
+        if stream_starts != ({self.start} - {"joined", "target", "state"}):
             raise ValueError(
                 f"streams.start: '{self.start}' does not fit the layers; expected 'states' for layers of type 'draft', "
                 "'embedding' for attention of type 'context', 'joined', 'target' or 'state' for others"
@@ -119,7 +119,7 @@ class TargetStates(ResidualStreams):
             states = recorder.norm("joined_norm", states, self.joined_norm)
         projected_states = states
         if self.start == "joined":
-            projected_states = recorder.cat(x, states, axes=(Beside((x.axes, states.axes)),))
+            projected_states = recorder.cat(x, states, axes=(JoinedShapes((x.axes, states.axes)),))
         recorder.hold(states=states, joined=projected_states)
         y = recorder.linear("fc", projected_states, hidden, bias=self.bias)
         return y if self.output_norm is None else recorder.part("output_norm", self.output_norm, y)
@@ -165,8 +165,8 @@ def _reference_class() -> type[nn.Module]:
             out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
             return self.output_norm(out) if hasattr(self, "output_norm") else out
 
-    class Holder(nn.Module):
-        """A module that registers its child modules in the stack's module."""
+    class TargetStatesReference(nn.Module):
+        """The projections of target states, as the split and the merge of a stack's residual stream."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -184,4 +184,4 @@ def _reference_class() -> type[nn.Module]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x
 
-    return Holder
+    return TargetStatesReference

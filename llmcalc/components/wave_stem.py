@@ -39,7 +39,7 @@ class WaveConvolution(Part):
 
 
 class WaveStem(Stem):
-    """Convolutions with an activation, a norm, a projection, and a convolutional position embedding.
+    """Convolutions of audio samples with activations, a norm, a projection, and a convolutional position embedding.
 
     convolutions: the convolutions, in order.
     bias: whether they have a bias, false by default.

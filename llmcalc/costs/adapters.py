@@ -156,7 +156,7 @@ def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str])
     pending_layers: list[tuple[Place, Layer]] = []
     for node_position, op in layers:
         is_joined = node_position.node.name in joined_names
-        if pending_layers and not (is_joined and pending_layers[0][0].above is node_position.above):
+        if pending_layers and not (is_joined and pending_layers[0][0].parent is node_position.parent):
             yield pending_layers
             pending_layers = []
         if is_joined:

@@ -32,7 +32,7 @@ def cache_bits_of(format_name: str) -> Cost:
 
 def _cached_tree(spec: ModelSpec) -> Node:
     """Returns the nodes of the model's tree that have a KV cache, for evaluation at many sequence lengths."""
-    return spec.tree().only("cache_bits")
+    return spec.tree().with_effect("cache_bits")
 
 
 @frozen(slots=True)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ..algebra import Number, exact_div
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..frozen import frozen
 from ..ops import KVCache, State
 from ..units import DTYPE_BITS, DTYPE_NAMES, bits_to_bytes
@@ -179,7 +179,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
     if stored_format.name in DTYPE_BITS:
         return lambda use: use.cache_bits(stored_format.keys.bits)
 
-    def cost(op_use: Use) -> Number:
+    def cost(op_use: OpUse) -> Number:
         op = op_use.op
         if not op_use.has("cache_bits"):
             return 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
-from ..components.inputs.base import Encoded
+from ..components.inputs.base import EncodedInput
 from ..errors import InputError
 from ..flow.tree import Cost, Node
 from ..frozen import frozen
@@ -123,7 +123,7 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
 
 
 def _encoder_runs(
-    spec: ModelSpec, name: str, encoded_input: Encoded, input_count: int, has_images: bool = True
+    spec: ModelSpec, name: str, encoded_input: EncodedInput, input_count: int, has_images: bool = True
 ) -> Iterator[EncoderRun]:
     """Yields the passes of an encoder and of its projectors.
 
@@ -131,9 +131,8 @@ def _encoder_runs(
     """
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
-    workload = EncoderPass(
-        batch=input_count * encoded_input.parts, rows=encoded_input.rows, columns=encoded_input.columns
-    )
+    batch = input_count * encoded_input.parts * spec.towers[name].frames_per_image
+    workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
     names_of_parts = list(_with_projectors(spec, name, has_images))
     _check_merges(spec, names_of_parts, encoded_input)
     encoder_pass, merged_patches = workload, 1
@@ -154,7 +153,7 @@ def _encoder_runs(
         yield EncoderRun((towers_by_name[name_of_part],), RunConfig(encoder_pass))
 
 
-def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Encoded) -> None:
+def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: EncodedInput) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder returns."""
     patches = (
         encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..errors import InputError
-from ..flow.tree import Cost, Node, Use, by_kind
+from ..flow.tree import Cost, Node, OpUse, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
@@ -20,17 +20,17 @@ from .encoders import EncodedInputs
 from .recomputation import recomputed, skipped_by_early_stop
 
 
-def forward_of(op_use: Use) -> Number:
+def forward_of(op_use: OpUse) -> Number:
     """Returns an operation's FLOPs in the forward pass."""
     return op_use.forward_flops()
 
 
-def backward_of(op_use: Use) -> Number:
+def backward_of(op_use: OpUse) -> Number:
     """Returns an operation's FLOPs in the backward pass, without recomputation."""
     return op_use.backward_flops()
 
 
-def step_of(op_use: Use) -> Number:
+def step_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
     forward = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
@@ -38,7 +38,7 @@ def step_of(op_use: Use) -> Number:
     return forward
 
 
-def scores_of(op_use: Use) -> Number:
+def scores_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return step_of(op_use) if attends else 0
@@ -127,7 +127,7 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        flops_by_component = by_kind(self.tree, step_of, self.run_config, self.include)
+        flops_by_component = cost_by_kind(self.tree, step_of, self.run_config, self.include)
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 

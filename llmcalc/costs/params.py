@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from ..algebra import Number
-from ..flow.tree import Node, Use, by_kind
+from ..flow.tree import Node, OpUse, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 
 
-def total_of(op_use: Use) -> Number:
+def total_of(op_use: OpUse) -> Number:
     """Returns the parameters of an operation; a tied weight counts once."""
     return op_use.params()
 
 
-def active_of(op_use: Use) -> Number:
+def active_of(op_use: OpUse) -> Number:
     """Returns the active parameters of an operation, which process one token."""
     return op_use.active_params()
 
 
-def buffers_of(op_use: Use) -> Number:
+def buffers_of(op_use: OpUse) -> Number:
     """Returns an operation's non-trainable buffer elements in the checkpoint."""
     return op_use.buffers()
 
@@ -46,7 +46,7 @@ class ParameterCount:
     @property
     def active_at_least(self) -> Number:
         """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
-        return self.active - self.tree.total(Use.max_skipped_params, include=self.include)
+        return self.active - self.tree.total(OpUse.max_skipped_params, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
@@ -54,7 +54,7 @@ class ParameterCount:
 
         The average is rounded down in each layer.
         """
-        return self.active - self.tree.total(Use.mean_skipped_params, include=self.include)
+        return self.active - self.tree.total(OpUse.mean_skipped_params, include=self.include)
 
     @property
     def buffers(self) -> Number:
@@ -74,7 +74,7 @@ class ParameterCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Parameters by component. The entries are disjoint and add up to `total`."""
-        return by_kind(self.tree, total_of, include=self.include)
+        return cost_by_kind(self.tree, total_of, include=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
 from ..flow.program import Scope
-from ..flow.tree import Place, Use
+from ..flow.tree import OpUse, Place
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
@@ -18,13 +18,13 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
-def _attention_flops(op_use: Use) -> Number:
+def _attention_flops(op_use: OpUse) -> Number:
     """Returns an operation's forward FLOPs of attention scores and weighted values."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return op_use.forward_flops() if attends else 0
 
 
-def _unsaved_flops(op_use: Use) -> Number:
+def _unsaved_flops(op_use: OpUse) -> Number:
     """Returns an operation's forward FLOPs of convolutions, which selective checkpointing recomputes."""
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
@@ -50,11 +50,11 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         if recompute.core:
             total += layer.cost_in_model(_attention_flops, include)
         elif recompute.layers:
-            cost = _unsaved_flops if recompute.saved_operations else Use.forward_flops
+            cost = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
             total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                node_position.cost_in_model(Use.forward_flops, include)
+                node_position.cost_in_model(OpUse.forward_flops, include)
                 for path, node_position in _modules_below(layer)
                 if path in recompute.nodes
             )
@@ -89,7 +89,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     return total
 
 
-def _value_product_flops(op_use: Use) -> Number:
+def _value_product_flops(op_use: OpUse) -> Number:
     """Returns an operation's forward FLOPs of weighted values in attention."""
     if not isinstance(op_use.op, AttentionCore) or "no_grad" in op_use.roles:
         return 0
@@ -99,7 +99,7 @@ def _value_product_flops(op_use: Use) -> Number:
 def _last_product_flops(scope: Scope, node_position: Place) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(scope)
-    return 0 if op is None else Use(op, node_position.roles, node_position.run_config).forward_flops()
+    return 0 if op is None else OpUse(op, node_position.roles, node_position.run_config).forward_flops()
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:

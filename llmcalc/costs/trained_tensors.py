@@ -60,14 +60,14 @@ def layers_of(tree: Node) -> tuple[str, ...]:
 
 def _path_without_indices(node_position: Place) -> str:
     """Returns the path of a node without layer indices."""
-    parent_names = "" if node_position.above is None else _path_without_indices(node_position.above)
+    parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
 
 def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside a transformer layer."""
     while node_position is not None and node_position.node.kind != "layer":
-        node_position = node_position.above
+        node_position = node_position.parent
     return node_position is not None
 
 

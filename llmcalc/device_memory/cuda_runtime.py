@@ -78,7 +78,7 @@ HOPPER = Runtime()
 
 
 def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
-    """Returns the CUDA memory of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG; default not set.
+    """Returns the CUDA memory of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, by default not set.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
@@ -89,8 +89,8 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     is_large = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (LARGE_WORKSPACE if is_large else WORKSPACE) if config is None else workspace_bytes(config)
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
-    units = None if hardware is None else hardware.compute_units
-    multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else None
+    compute_units = None if hardware is None else hardware.compute_units
+    multiprocessors = compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
     context = Runtime.context
     if hardware is not None and hardware.context_bytes is not None:
         context = hardware.context_bytes
@@ -105,9 +105,13 @@ def context_bytes(capability: str, multiprocessors: int | None) -> int:
     multiprocessors: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known_capabilities = [name for name in CONTEXTS if float(name) <= float(capability)]
-    mib, measured_multiprocessors = CONTEXTS[known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))]
-    return (mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
+    known_capabilities = [
+        capability_name for capability_name in CONTEXTS if float(capability_name) <= float(capability)
+    ]
+    context_mib, measured_multiprocessors = CONTEXTS[
+        known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
+    ]
+    return (context_mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
 
 
 def workspace_bytes(config: str) -> int:
@@ -117,5 +121,8 @@ def workspace_bytes(config: str) -> int:
     """
     if not _CONFIG.fullmatch(config):
         raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
-    numbers = [int(number) for number in config.split(":")[1:]]
-    return sum(size * count * KIB for size, count in zip(numbers[::2], numbers[1::2], strict=True))
+    buffer_numbers = [int(number_text) for number_text in config.split(":")[1:]]
+    return sum(
+        buffer_kib * buffer_count * KIB
+        for buffer_kib, buffer_count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True)
+    )

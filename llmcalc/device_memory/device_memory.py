@@ -118,7 +118,7 @@ class DeviceMemory:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of free blocks in the allocator's segments at the peak; an estimate."""
+        """Bytes of free blocks in the allocator's segments at the peak, which are an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
@@ -159,17 +159,17 @@ class UnreplayedBytes:
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    status = weakest([term.status, *(entry.status for entry in evidence)])
+    status = weakest([term.status, *(evidence_entry.status for evidence_entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
     if status == "untested":
         return replace(term, status=status, witness=f"no measurement of {names_of(evidence, status)}")
-    names = witnesses_of(evidence, status)
+    checks_text = witnesses_of(evidence, status)
     if term.witness == ON_META:
-        names = f"torch on meta, and {names}" if status == "source" else names
+        checks_text = f"torch on meta, and {checks_text}" if status == "source" else checks_text
     else:
-        names = f"{term.witness}; {names}"
-    return replace(term, status=status, witness=names)
+        checks_text = f"{term.witness}; {checks_text}"
+    return replace(term, status=status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
@@ -198,42 +198,35 @@ def device_memory(
 
 
 def summarize(
-    result: ReplayResult,
-    cuda_runtime: Runtime,
-    stacks: list[LayerStack],
-    tensors: Term,
-    is_complete: bool = True,
-    extra_terms: Sequence[Term] = (),
+    replay: ReplayResult, cuda_runtime: Runtime, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
-    extra_terms: terms that are part of the tensors; default none.
     """
-    allocation_place, peak = result.peak
+    allocation_place, peak = replay.peak
     workspaces = peak.kinds["overhead"]
-    kinds = peak.kinds | {"overhead": workspaces + result.slop}
-    total = peak.bytes + result.slop
-    reserved_bytes = max(result.reserved, total)
-    allocator_evidence = _allocator_evidence(is_complete, result.micro_batches)
+    bytes_by_kind = peak.kinds | {"overhead": workspaces + replay.slop}
+    allocated_bytes = peak.bytes + replay.slop
+    reserved_bytes = max(replay.reserved, allocated_bytes)
+    allocator_evidence = _allocator_evidence(is_complete, replay.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
-        peak_bytes=total,
-        after_step_bytes=result.after + result.slop_after,
+        peak_bytes=allocated_bytes,
+        after_step_bytes=replay.after + replay.slop_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + cuda_runtime.context,
         peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
-        by_kind=kinds,
-        timeline=tuple(timeline(result, stacks)),
-        moments=moments(result.peaks),
+        by_kind=bytes_by_kind,
+        timeline=tuple(timeline(replay, stacks)),
+        moments=moments(replay.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
-            *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", result.slop, *allocator_evidence, TORCH, True),
-            Term("free blocks", reserved_bytes - total, "estimate", allocator_evidence[1], TORCH, True),
+            Term("rounding to blocks", replay.slop, *allocator_evidence, TORCH, True),
+            Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
             Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
@@ -311,20 +304,20 @@ class CountedRun:
         self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
     ) -> DeviceMemory:
         """Returns the memory of the device. Arguments are those of `device_memory`."""
-        result, overhead = self.result.copy(), self._allocator_overhead
-        result.slop, result.slop_after = overhead.slop, overhead.slop_after
-        result.reserved = result.peak[1].bytes + overhead.slop + overhead.free
-        _add_unreplayed(result, unreplayed)
-        _add_encoders(result, unreplayed, encoders)
-        return summarize(result, self.runtime, self.stacks, tensors, self.whole)
+        replay, overhead = self.result.copy(), self._allocator_overhead
+        replay.slop, replay.slop_after = overhead.slop, overhead.slop_after
+        replay.reserved = replay.peak[1].bytes + overhead.slop + overhead.free
+        _add_unreplayed(replay, unreplayed)
+        _add_encoders(replay, unreplayed, encoders)
+        return summarize(replay, self.runtime, self.stacks, tensors, self.whole)
 
     def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         short_run_repeats = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
-                RepeatAnalysis(recorded, self.stacks, self.repeating)
-                for recorded in replays(short_run_repeats, self.runtime.workspace)
+                RepeatAnalysis(recorded_events, self.stacks, self.repeating)
+                for recorded_events in replays(short_run_repeats, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -333,7 +326,9 @@ class CountedRun:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
-        return [RepeatAnalysis(recorded, self.stacks, []) for recorded in replays({}, self.runtime.workspace)]
+        return [
+            RepeatAnalysis(recorded_events, self.stacks, []) for recorded_events in replays({}, self.runtime.workspace)
+        ]
 
     def _count_bytes(self, layers: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. layers: stack → repeats, by default all."""
@@ -349,13 +344,16 @@ class CountedRun:
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
-        stacks, repeating = self.stacks, self.repeating
+        stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
+            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating_stacks}
+            for layers in EXTRAPOLATED_FROM
         )
-        longer_repeats = {i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating}
-        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating)
-        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating)
+        longer_repeats = {
+            i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating_stacks
+        }
+        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating_stacks)
+        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating_stacks)
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )
@@ -385,38 +383,38 @@ def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 
-def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed(replay: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed:
-        result.set_up += tensors.bytes
-        result.reserved += tensors.bytes
-        result.after += tensors.bytes if tensors.stays_after_run else 0
-        for allocation_place, peak in result.peaks.items():
+        replay.set_up += tensors.bytes
+        replay.reserved += tensors.bytes
+        replay.after += tensors.bytes if tensors.stays_after_run else 0
+        for allocation_place, peak in replay.peaks.items():
             if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
-def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
+def _add_encoders(replay: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
-    if not any(allocation_place.phase == "prefill" for allocation_place in result.peaks):
+    if not any(allocation_place.phase == "prefill" for allocation_place in replay.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
     for encoder in encoders:
         peak = Peak()
-        peak.bytes = result.set_up + encoder.bytes
-        peak.by_kind = {"weights": result.set_up - cache, "cache": cache, "temporary": encoder.bytes}
-        result.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **result.peaks}
-        result.reserved = max(result.reserved, peak.bytes + result.slop)
+        peak.bytes = replay.set_up + encoder.bytes
+        peak.by_kind = {"weights": replay.set_up - cache, "cache": cache, "temporary": encoder.bytes}
+        replay.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **replay.peaks}
+        replay.reserved = max(replay.reserved, peak.bytes + replay.slop)
 
 
-def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+def timeline(replay: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
-    for phase, node, bytes in list_places(result, stacks):
+    module_points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
+    for phase, node, bytes in list_places(replay, stacks):
         if bytes:
-            points[phase].append(Point(phase, node, bytes))
-    return [point for phase_points in points.values() for point in phase_points]
+            module_points[phase].append(Point(phase, node, bytes))
+    return [module_point for phase_points in module_points.values() for module_point in phase_points]
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:

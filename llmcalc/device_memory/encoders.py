@@ -37,15 +37,15 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
     dtype: number format of activations. kernel_choices: kernels to run.
     """
     peaks: list[EncoderPeak] = []
-    for run in inputs.runs:
-        for node in run.nodes:
+    for encoder_run in inputs.runs:
+        for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
             if not _has_replay(tower):
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             replays = [
-                Eager(Graph(meter), run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
-                for meter in (memory_meter, NoMeter())
+                Eager(Graph(tower_meter), encoder_run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
+                for tower_meter in (memory_meter, NoMeter())
             ]
             for replay in replays:
                 replay.graph.enabled = False
@@ -63,7 +63,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
 
 def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers)."""
-    names = (node.name for run in inputs.runs for node in run.nodes)
+    names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
     return [name for name in names if spec.towers[name].type != "projector" and not _has_replay(spec.towers[name])]
 
 
@@ -74,14 +74,18 @@ def _has_replay(tower: Any) -> bool:
 
 def _layer_program(tower: Any) -> Flow:
     """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
-    program, hidden = Flow(), Axis("hidden", tower.hidden_size)
+    program, hidden_vectors = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
-        frames = tower.stack.stem.frames_read()
+        frame_rows = tower.stack.stem.frames_read()
     else:
-        frames = Value(RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden,))
-        program.entry = frames
+        frame_rows = Value(
+            RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden_vectors,)
+        )
+        program.entry = frame_rows
     with program.apart(causal=False):
         program.result = (
-            tower.stack.flow(program, frames, hidden) if tower.type == "audio" else tower.stack.flow(program, frames)
+            tower.stack.flow(program, frame_rows, hidden_vectors)
+            if tower.type == "audio"
+            else tower.stack.flow(program, frame_rows, keeps_first_input=not tower.frees_first_input)
         )
     return program

@@ -124,12 +124,12 @@ class Memory:
 
         A new base in few bits brings the recomputation that it has by default.
         """
-        count, settings = self.states.count, self.settings.with_(**changes)
+        parameter_count, settings = self.states.count, self.settings.with_(**changes)
         return memory(
             self.spec,
             settings.with_usual_recomputation() if "base" in changes else settings,
             self.published,
-            count.include,
+            parameter_count.include,
             self.config,
             self.runtime,
             self.other_models,
@@ -156,9 +156,9 @@ class Memory:
 
     def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
-            training_run = self._training_of(cuda_runtime)
+            training_run = self._recorded_training(cuda_runtime)
         else:
-            training_run = self._inference_of(attention, cuda_runtime)
+            training_run = self._recorded_inference(attention, cuda_runtime)
         counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
@@ -201,11 +201,11 @@ class Memory:
             training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
-    def _training_of(self, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
         training = replace(self.training(cuda_runtime), pages_states=True)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_inference(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
@@ -220,45 +220,56 @@ class Memory:
         """Returns the recorded passes, which ranks with equal shortened runs share."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, layers, workspace)
-        key = shortened_rank(self.spec, layers), inference_config, workspace
-        if key not in self._recordings:
-            self._recordings[key] = record_inference(self.spec, inference_config, layers, workspace)
-        return self._recordings[key]
+        run_key = shortened_rank(self.spec, layers), inference_config, workspace
+        if run_key not in self._recordings:
+            self._recordings[run_key] = record_inference(self.spec, inference_config, layers, workspace)
+        return self._recordings[run_key]
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
-        use, settings = self.states, self.settings
-        if use.phase == "training":
+        memory_use, settings = self.states, self.settings
+        if memory_use.phase == "training":
             return self._tower_bytes()
-        block = cache_block(settings, use)
+        block_tokens = cache_block(settings, memory_use)
         paged_cache_bytes = (
-            [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
+            [UnreplayedBytes("cache", memory_use.paged(block_tokens, settings.cached(memory_use.workload.seq)))]
+            if block_tokens
+            else []
         )
         stored_weight_bytes = (
-            [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._tower_bytes()
+            [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self._tower_bytes()
         )
         return [*paged_cache_bytes, *stored_weight_bytes, *self.other_models]
 
     def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
-        use, count = self.states, self.states.count
-        if TOWERS.name not in count.include:
+        memory_use, parameter_count = self.states, self.states.count
+        if TOWERS.name not in parameter_count.include:
             return []
-        other_parts = count.include - {TOWERS.name}
-        tensors = list(trained_tensors(count.tree, count.include))
-        towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, other_parts))]
+        other_parts = parameter_count.include - {TOWERS.name}
+        tensors = list(trained_tensors(parameter_count.tree, parameter_count.include))
+        towers = [
+            tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
+        ]
         parameters = elements_of(towers)
-        weights = [UnreplayedBytes("weights", bytes_of(parameters, use.dtype))]
-        if use.optimizer is None or use.adapters is not None:
+        weights = [UnreplayedBytes("weights", bytes_of(parameters, memory_use.dtype))]
+        if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
-        states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
-        master_bytes = bytes_of(parameters, "float32") if use.has_master else 0
+        state_bytes = (
+            optimizer(memory_use.optimizer.name)
+            .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
+            .bytes
+        )
+        master_bytes = bytes_of(parameters, "float32") if memory_use.has_master else 0
         stays_after_run = self.settings.zero_grad == "zeros"
         return [
             *weights,
-            UnreplayedBytes("optimizer", states + master_bytes),
+            UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
-                "gradients", bytes_of(parameters, use.grad_dtype), ("backward", "step"), stays_after_run=stays_after_run
+                "gradients",
+                bytes_of(parameters, memory_use.grad_dtype),
+                ("backward", "step"),
+                stays_after_run=stays_after_run,
             ),
         ]
 
@@ -271,17 +282,20 @@ class Memory:
 
         attention: the attention implementation that runs.
         """
-        settings, use = self.settings, self.states
-        base = "none" if use.adapters is None else use.adapters.base
+        settings, memory_use = self.settings, self.states
+        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
         evidence_from_source = [
-            (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
-            (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
-            (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
+            (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (
+                frozen_base == "int8",
+                "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers",
+            ),
+            (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
-            (use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block(settings, use)), "a paged cache, written in place"),
+            (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
+            (bool(cache_block(settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated_parts = [
@@ -290,7 +304,7 @@ class Memory:
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
-                use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
+                memory_use.grad_dtype not in ("", memory_use.adapter_dtype or memory_use.dtype),
                 "sums of gradients in a format of their own",
             ),
             (
@@ -302,12 +316,22 @@ class Memory:
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
-        optimizer = None if use.optimizer is None else use.optimizer.name
+        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
         return [
-            *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
+            *evidence_of_run(
+                self.spec, kernel_choices(settings, self.spec, attention), optimizer, memory_use.count.include
+            ),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
-            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in evidence_from_source if holds),
-            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated_parts if holds),
+            *(
+                Evidence("setting", evidence_text, Witness("source", evidence_text, ""))
+                for setting_applies, evidence_text in evidence_from_source
+                if setting_applies
+            ),
+            *(
+                Evidence("setting", evidence_text, Witness("estimate", evidence_text, ""))
+                for setting_applies, evidence_text in estimated_parts
+                if setting_applies
+            ),
         ]
 
 
@@ -318,7 +342,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 def loops_over_experts(spec: ModelSpec) -> bool:
     """Whether the transformers class runs the experts in a loop."""
-    return any(isinstance(part, MoE) and part.expert_loop for part in parts_below(spec))
+    return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in parts_below(spec))
 
 
 def changes_scores(spec: ModelSpec) -> bool:
@@ -350,6 +374,8 @@ def memory(
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
-    sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    states = resident.memory(spec, settings, published, include, config, sizes)
-    return Memory(spec, settings, states, published, config, cuda_runtime, other_models, _quantized_sizes=sizes)
+    stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
+    memory_use = resident.memory(spec, settings, published, include, config, stored_sizes)
+    return Memory(
+        spec, settings, memory_use, published, config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+    )

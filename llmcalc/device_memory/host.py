@@ -32,9 +32,9 @@ def host_terms(
     """
     memory_terms: list[Term] = []
     if training_config.offload:
-        size = offloaded_bytes(spec, training_config, recompute_period)
+        paged_size = offloaded_bytes(spec, training_config, recompute_period)
         source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(Term("activations (pinned)", size, "source", source))
+        memory_terms.append(Term("activations (pinned)", paged_size, "source", source))
     if paged_bytes(memory_use):
         memory_terms.append(Term("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
     return tuple(memory_terms)
@@ -50,21 +50,21 @@ def paged_bytes(memory_use: MemoryUse) -> int:
 
 def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
     """Returns the memory of a device of whose tensors paged states are no part, with these states beside them."""
-    paged = paged_bytes(memory_use)
-    if not paged:
+    paged_state_bytes = paged_bytes(memory_use)
+    if not paged_state_bytes:
         return device
-    term = Term("paged optimizer states", paged, "estimate", PAGED_SOURCE)
-    return replace(device, device_bytes=device.device_bytes + paged, terms=(*device.terms, term))
+    term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
+    return replace(device, device_bytes=device.device_bytes + paged_state_bytes, terms=(*device.terms, term))
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offload_bytes(spec, training_config, short_run_repeats)
-    return base + sum(
+    short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
+    return short_run_bytes + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training_config, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - base)
+        * (_offload_bytes(spec, training_config, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - short_run_bytes)
         for i in short_run_repeats
     )
 

@@ -66,7 +66,7 @@ class Inference:
     weights: bool = True
 
 
-class Served(Divided):
+class ServedRank(Divided):
     """Runs a rank's passes as serving engines do, including modules without a tensor-parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
@@ -127,7 +127,7 @@ class InferenceRun:
         inference_config = self.inference
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile = Served if is_divided else Eager
+        profile = ServedRank if is_divided else Eager
         lowering = profile(
             autograd_graph,
             run_config,
@@ -156,7 +156,7 @@ class InferenceRun:
 
     @property
     def chunk(self) -> int:
-        """Tokens per sequence in each prompt pass; the last pass may have fewer tokens."""
+        """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
@@ -164,13 +164,13 @@ class InferenceRun:
         """The number of prompt passes."""
         return -(-self.inference.seq // self.chunk)
 
-    def prompt_pass(self, number: int) -> Pass:
-        """Returns the pass over one prompt chunk. number: the chunk's index, from 0."""
-        past = number * self.chunk
+    def prompt_pass(self, chunk_index: int) -> Pass:
+        """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
+        past = chunk_index * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order; for phase `decode` also the cache of the prompt."""
+        """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._allocate_parameters(self.lowering)
@@ -186,17 +186,17 @@ class InferenceRun:
     def _allocate_parameters(self, lowering: Eager) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
         inference_config, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
-        key = (
+        parameter_key = (
             tuple(self.layers.items()),
             inference_config.dtype,
             inference_config.choices,
             inference_config.mla,
             inference_config.include,
         )
-        lowering.known_parameters = parameters_by_name.get(key)
+        lowering.known_parameters = parameters_by_name.get(parameter_key)
         lowering.prepare(self.program)
         assert lowering.known_parameters is not None
-        parameters_by_name[key] = lowering.known_parameters
+        parameters_by_name[parameter_key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
         """Allocates the KV cache of the prompt's first chunks, but none of the passes' other tensors.
@@ -213,9 +213,9 @@ class InferenceRun:
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
-            for key, tensors in unmetered_lowering.store.items():
-                self.meter.parameter_path = key
-                self.lowering.store[key] = tuple(
+            for cache_key, tensors in unmetered_lowering.store.items():
+                self.meter.parameter_path = cache_key
+                self.lowering.store[cache_key] = tuple(
                     tensor
                     if self.inference.paged
                     else Tensor(tensor.shape, tensor.dtype, Storage(self.meter, tensor.storage.bytes), tensor.strides)
@@ -331,9 +331,9 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
     if program.divides_evenly:
         coordinates = coordinates._replace(tp=0, ep=0, etp=0)
     names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
-    run = [names[i] for i in spec.chunks.layers]
+    rank_layers = [names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        run = shortened(run, layers.get(0))
+        rank_layers = shortened(rank_layers, layers.get(0))
     return (
         *(
             layout.tp,
@@ -345,7 +345,7 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(layers.items()), *run),
+        *(tuple(layers.items()), *rank_layers),
     )
 
 

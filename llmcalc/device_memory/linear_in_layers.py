@@ -27,69 +27,77 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     replay: stack → repeats of its pattern, to the result of that run.
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
-    base = replay(short_run_repeats)
-    result = ReplayResult(
-        base.set_up, base.after, peaks={allocation_place: peak.copy() for allocation_place, peak in base.peaks.items()}
+    short_run = replay(short_run_repeats)
+    extrapolated_result = ReplayResult(
+        short_run.set_up,
+        short_run.after,
+        peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
-    for i, longer_run in runs.items():
+    longer_runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
+    for i, longer_run in longer_runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
-        result.set_up += added_repeats * (longer_run.set_up - base.set_up)
-        result.after += added_repeats * (longer_run.after - base.after)
-        for allocation_place, peak in result.peaks.items():
+        extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
+        extrapolated_result.after += added_repeats * (longer_run.after - short_run.after)
+        for allocation_place, peak in extrapolated_result.peaks.items():
             _extrapolate_peak(
                 peak,
-                base.peaks[allocation_place],
+                short_run.peaks[allocation_place],
                 longer_run.peaks[_place_in_longer_run(allocation_place, stacks[i], 1)],
                 added_repeats,
             )
-    for i, longer_run in runs.items():
+    for i, longer_run in longer_runs.items():
         for allocation_place in [
-            allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
+            allocation_place
+            for allocation_place in extrapolated_result.peaks
+            if stacks[i].is_in_second_repeat(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
             slopes[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
+            last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in result.peaks.items()}
-    return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
+    peaks = {
+        _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
+    }
+    return highest_pass(
+        ReplayResult(extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=slopes)
+    )
 
 
-def highest_pass(result: ReplayResult) -> ReplayResult:
+def highest_pass(replay: ReplayResult) -> ReplayResult:
     """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for allocation_place, peak in result.peaks.items():
+    for allocation_place, peak in replay.peaks.items():
         name = allocation_place.phase.partition(" ")[0]
         highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
-        return result
+        return replay
 
     def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
-        if highest_place == allocation_place or highest_place not in result.peaks:
+        if highest_place == allocation_place or highest_place not in replay.peaks:
             return allocation_place._replace(phase=name)
         return None
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
-    for allocation_place, peak in result.peaks.items():
+    for allocation_place, peak in replay.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if allocation_place in result.slopes:
-                slopes[new_place] = result.slopes[allocation_place]
-    return replace(result, peaks=peaks, slopes=slopes)
+            if allocation_place in replay.slopes:
+                slopes[new_place] = replay.slopes[allocation_place]
+    return replace(replay, peaks=peaks, slopes=slopes)
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
@@ -125,31 +133,31 @@ def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
     return allocation_place.path
 
 
-def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
+def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
-    result: from `extrapolate_layers`, or of a run of all layers.
+    replay: from `extrapolate_layers`, or of a run of all layers.
     """
     points: list[tuple[str, str, int]] = []
-    block: list[tuple[Place, int]] = []
+    stack_places: list[tuple[Place, int]] = []
     block_stack: LayerStack | None = None
 
-    def flush() -> None:
+    def list_stack_places() -> None:
         """Moves a stack's collected places to `points`, for every listed layer."""
         if block_stack is None:
             return
-        phase = block[0][0].phase
+        phase = stack_places[0][0].phase
         prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
-        rows = [
+        peaks_by_place = [
             (
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
                 bytes,
-                result.slopes.get(allocation_place, 0),
+                replay.slopes.get(allocation_place, 0),
             )
-            for allocation_place, bytes in block
+            for allocation_place, bytes in stack_places
         ]
         last_repeat = block_stack.repeats - SHORT_RUN_REPEATS
         listed_repeats = sorted(
@@ -159,31 +167,31 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             added_layers = repeat * block_stack.period
             points.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * slope)
-                    for layer_index, path, bytes, slope in rows
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * bytes_per_repeat)
+                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
-        block.clear()
+        stack_places.clear()
 
-    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
-    ends = {
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay.slopes else []
+    repeat_ends = {
         layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for allocation_place in result.slopes
+        for allocation_place in replay.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
-    for allocation_place, peak in result.peaks.items():
-        if allocation_place in ends:
+    for allocation_place, peak in replay.peaks.items():
+        if allocation_place in repeat_ends:
             continue
         layer_stack = next(
-            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None
+            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
         )
-        if layer_stack is not block_stack or (block and block[0][0].phase != allocation_place.phase):
-            flush()
+        if layer_stack is not block_stack or (stack_places and stack_places[0][0].phase != allocation_place.phase):
+            list_stack_places()
             block_stack = layer_stack
         if layer_stack is None:
             points.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
-            block.append((allocation_place, peak.bytes))
-    flush()
+            stack_places.append((allocation_place, peak.bytes))
+    list_stack_places()
     return points

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from ..workload.execution import (
-    AttentionImplementation,
-    CrossEntropy,
-    LatentForm,
-    NormKernels,
-    OptimizerImplementation,
-)
+from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormKernels, OptimizerImplementation
 from ..workload.inference import CACHE_FORMATS, USERS, batch_of
 from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
 from ..workload.lora import ALL_LINEAR, Base, Library
@@ -135,8 +129,7 @@ class Settings:
         ),
     ] = None
     source: Annotated[
-        int | None,
-        Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
+        int | None, Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq")
     ] = None
     image: Annotated[str | None, replace(IMAGE, common=False)] = None
     images: Annotated[int | None, replace(IMAGES, common=False)] = None
@@ -300,8 +293,7 @@ class Settings:
         Setting("Free gradients after a step (none), or keep them as zeros.", "Training", "none", TRAINING),
     ] = None
     optimizer_in_backward: Annotated[
-        bool | None,
-        Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING),
+        bool | None, Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING)
     ] = None
     precision_aware_optimizer: Annotated[
         bool | None,

@@ -32,11 +32,11 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     attention: the implementation if the settings name none; default: the phase's default.
     """
     is_serving = settings.serves
-    default: AttentionImplementation = "flash" if is_serving else "sdpa"
+    default_attention: AttentionImplementation = "flash" if is_serving else "sdpa"
     like_classes = settings.fused_qkv is None and not is_serving
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
-        attention=settings.attn_implementation or attention or default,
+        attention=settings.attn_implementation or attention or default_attention,
         norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=settings.norm == "liger",
         cross_entropy=settings.cross_entropy or "eager",
@@ -70,7 +70,7 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
-    """Whether scaled_dot_product_attention can run all attention of a model that runs; idle encoders do not count.
+    """Whether scaled_dot_product_attention can run all attention of a model that runs. Idle encoders do not count.
 
     It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
     selection per head and no term added to the scores that the model's class does not give it as a mask.
@@ -130,9 +130,11 @@ def training_run(
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
-        names = ", ".join(optimizer_record.implementations)
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {names}")
-    states = memory_use.optimizer.dtype
+        implementation_names = ", ".join(optimizer_record.implementations)
+        raise InputError(
+            f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
+        )
+    state_format = memory_use.optimizer.dtype
     update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
@@ -177,7 +179,7 @@ def training_run(
         optimizer_in_backward=bool(settings.optimizer_in_backward),
         offload=bool(settings.offload_activations),
         torch=settings.torch or "",
-        state_dtype=None if states in usual_formats else storage_format(states, "--optimizer-dtype"),
+        state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
         if memory_use.grad_dtype == (memory_use.adapter_dtype or memory_use.dtype)
         else storage_format(memory_use.grad_dtype, "--grad-dtype"),
@@ -204,10 +206,10 @@ def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
     """Returns the inference passes to replay. memory_use: the persistent memory."""
-    block = cache_block(settings, memory_use)
+    block_tokens = cache_block(settings, memory_use)
     seq = memory_use.workload.seq
     compute_format = activation_format(memory_use)
-    if memory_use.kv_dtype and not block and memory_use.kv_dtype != compute_format:
+    if memory_use.kv_dtype and not block_tokens and memory_use.kv_dtype != compute_format:
         raise InputError(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
@@ -222,7 +224,7 @@ def inference_passes(
         choices=replace(kernel_choices(settings, spec, attention), attention=attention),
         mla=settings.mla or "auto",
         include=memory_use.count.include - {TOWERS.name},
-        paged=bool(block),
+        paged=bool(block_tokens),
         weights=not has_storage_format(memory_use),
     )
     if settings.phase == "prefill" or spec.one_pass_model:

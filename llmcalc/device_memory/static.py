@@ -68,7 +68,7 @@ class MemoryUse:
 
     @property
     def weights(self) -> Number:
-        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight counts once.
+        """Bytes of all parameters, in `dtype` or under the quantization scheme. A tied weight counts once.
 
         With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """
@@ -96,8 +96,8 @@ class MemoryUse:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
         tree, include = self.count.tree, self.count.include
-        adapters, copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
-        return (adapters, self.adapter_dtype), (copies, self.dtype)
+        adapters, module_copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
+        return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
     def gradients(self) -> Number:
@@ -106,10 +106,10 @@ class MemoryUse:
             return 0
         if self.adapters is None:
             return bytes_of(self.trained, self.grad_dtype)
-        (adapters, adapter_dtype), (copies, copy_dtype) = self._adapters_and_copies
+        (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
-        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(copies), copy_dtype))
+        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(module_copies), copy_dtype))
 
     @property
     def master_weights(self) -> Number:
@@ -128,9 +128,9 @@ class MemoryUse:
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
-    def paged(self, block: int, tokens: Number) -> Number:
-        """Returns the bytes of a paged cache with this many tokens per sequence, in whole blocks of `block` tokens."""
-        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block) * block))
+    def paged(self, block_tokens: int, tokens: Number) -> Number:
+        """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
+        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
     @property
     def full_context(self) -> Number:
@@ -229,11 +229,11 @@ def _inference_memory(
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
         weights = _unconverted_format(settings, published_dtype)
-        key = settings.quantize, weights, count.include
-        if key not in quantized_sizes:
-            names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-            quantized_sizes[key] = quantized_size(spec, scheme, weights, count.include, names)
-        stored_size = quantized_sizes[key]
+        size_key = settings.quantize, weights, count.include
+        if size_key not in quantized_sizes:
+            module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+            quantized_sizes[size_key] = quantized_size(spec, scheme, weights, count.include, module_names)
+        stored_size = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -333,13 +333,15 @@ def _optimizer_state(
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
-        states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
-        return record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
-    states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copies = record.state(
+        state_format = _float_format(
+            settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights
+        )
+        return record.state(list(trained_tensors(count.tree, count.include)), state_format, momentum)
+    state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    copy_state = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
+    return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(copy_state)
 
 
 def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:

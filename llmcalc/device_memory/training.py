@@ -88,10 +88,10 @@ class Training:
     gradient_dtype: Dtype | None = None
     pages_states: bool = False
 
-    def step_optimizer(self, graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
+    def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""
         run_step(
-            graph,
+            autograd_graph,
             self.optimizer,
             parameters,
             self.implementation,
@@ -102,9 +102,9 @@ class Training:
         )
 
 
-def _joined(key: Path) -> str:
+def _path_without_indices(parameter_key: Path) -> str:
     """Returns the path of a parameter as text, without the indices of layers."""
-    return ".".join(part.strip(".") for part in key if type(part) is str and part)
+    return ".".join(key_part.strip(".") for key_part in parameter_key if type(key_part) is str and key_part)
 
 
 class TrainingRun:
@@ -187,28 +187,28 @@ class TrainingRun:
     def prepare_training(self) -> None:
         """Allocates master weights and gradient buffers."""
         with counted_as(self.meter, "optimizer"):
-            for key, weight in self.lowering.parameters:
-                self.meter.parameter_path = key
+            for parameter_key, weight in self.lowering.parameters:
+                self.meter.parameter_path = parameter_key
                 self.trained.append(
                     OptimizedParameter(
-                        self._updated_tensor(weight),
-                        matrix=self._is_matrix(key),
-                        path=key,
-                        table=_joined(key).replace(".modules_to_save", "") in self._tables,
+                        self._tensor_to_update(weight),
+                        matrix=self._is_matrix(parameter_key),
+                        path=parameter_key,
+                        table=_path_without_indices(parameter_key).replace(".modules_to_save", "") in self._table_paths,
                     )
                 )
             self.meter.parameter_path = None
-            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused_modules if weight.leaf]
+            self.copies = [self._tensor_to_update(weight) for weight in self.lowering.unused_modules if weight.leaf]
         self.parameters: list[Tensor] = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
             with counted_as(self.meter, "gradients"):
-                for key, weight in self.lowering.parameters:
-                    self.meter.parameter_path = key
+                for parameter_key, weight in self.lowering.parameters:
+                    self.meter.parameter_path = parameter_key
                     self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
                 self.meter.parameter_path = None
 
-    def _updated_tensor(self, weight: Tensor) -> Tensor:
+    def _tensor_to_update(self, weight: Tensor) -> Tensor:
         """Returns the tensor that the optimizer updates for a weight: the fp32 master copy, or the weight itself."""
         trained_copies = self.training.master and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
@@ -220,14 +220,14 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     @cached_property
-    def _tables(self) -> frozenset[str]:
+    def _table_paths(self) -> frozenset[str]:
         """Returns the paths, without indices, of tables of embeddings."""
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
-    def _is_matrix(self, key: Path) -> bool:
+    def _is_matrix(self, parameter_key: Path) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
-        path = _joined(key)
+        path = _path_without_indices(parameter_key)
         if self.training.adapters is None:
             return path in self._layer_matrices
         is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
@@ -280,9 +280,9 @@ class TrainingRun:
         """Runs the backward pass from a loss."""
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
-        seed = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
+        loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
         self.graph.on_leaf_gradient = self.on_gradient
-        backward(self.graph, loss, seed, self.finish_backward)
+        backward(self.graph, loss, loss_gradient, self.finish_backward)
         self.lowering.logits = []
 
     @property
@@ -291,7 +291,7 @@ class TrainingRun:
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Hook between a backward pass and the release of its graph; does nothing on one device."""
+        """Runs between a backward pass and the release of its graph. It does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
         """Allocates the workspaces of the first `threads` threads, unless already allocated."""
@@ -314,7 +314,7 @@ class TrainingRun:
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
-        trained_parameter = self._by_parameter.get(id(weight))
+        trained_parameter = self._trained_by_parameter.get(id(weight))
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
@@ -322,19 +322,19 @@ class TrainingRun:
         trained_parameter.gradient = weight.grad = None
 
     @cached_property
-    def _by_parameter(self) -> dict[int, OptimizedParameter]:
+    def _trained_by_parameter(self) -> dict[int, OptimizedParameter]:
         return dict(zip(map(id, self.parameters), self.trained, strict=True))
 
     def update(self) -> None:
         """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
         self.meter.place = Place("step")
-        copies: list[Tensor] = []
+        gradient_copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
             trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
                 trained_parameter.gradient = self.graph.new_tensor(gradient.shape, FLOAT32)
-                copies.append(trained_parameter.gradient)
+                gradient_copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
@@ -383,41 +383,45 @@ def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
 
 def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     """Replays a run's set-up and two steps, and returns the result."""
-    result = ReplayResult(set_up=memory_meter.now)
+    replay_result = ReplayResult(set_up=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
     memory_meter.place = Place()
     training_run.step()
     memory_meter.place = Place("after")
-    result.take_peaks(first_peaks, memory_meter.peaks)
-    result.after = memory_meter.now
+    replay_result.take_peaks(first_peaks, memory_meter.peaks)
+    replay_result.after = memory_meter.now
     if memory_meter.device is not None:
-        result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
-    return result
+        replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
+    return replay_result
 
 
 def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    result = _replay_two_steps(training_run, memory_meter)
+    replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.cut()
-    result.read(
+    replay_result.read(
         prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
-    return result
+    return replay_result
 
 
 def replay_shorter_on_allocator(
-    whole: tuple[Steps, EventMeter], shorter: tuple[Steps, EventMeter], prefix_cache: PrefixCache, micro_batches: int
+    full_run: tuple[Steps, EventMeter],
+    shorter_run: tuple[Steps, EventMeter],
+    prefix_cache: PrefixCache,
+    micro_batches: int,
 ) -> ReplayResult:
     """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
 
-    whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
+    full_run, shorter_run: the runs after their set-up, each with its meter.
+    micro_batches: the micro-batches of a step of the shorter run.
     """
-    result = _replay_two_steps(*whole)
-    result.read_shorter(replay_steps_on_allocator(*shorter, prefix_cache), micro_batches)
-    return result
+    replay_result = _replay_two_steps(*full_run)
+    replay_result.read_shorter(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    return replay_result
 
 
 def record(
@@ -429,7 +433,7 @@ def record(
         recorded_steps = _record_passes_once(
             TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
         )
-    return recorded_steps or two_steps(
+    return recorded_steps or record_two_steps(
         TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
     )
 
@@ -477,7 +481,7 @@ def repeat_steps(
     )
 
 
-def two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
+def record_two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
     """Records two training steps in sequence."""
     training_run.set_up()
     set_up = memory_meter.cut()

@@ -22,8 +22,8 @@ class Axis:
 
 
 @frozen(slots=True)
-class Beside:
-    """Several shapes concatenated along one axis, as in fused projections.
+class JoinedShapes:
+    """Shapes concatenated along one axis, as in fused projections.
 
     parts: the shapes.
     name: the name of the axis.
@@ -34,14 +34,14 @@ class Beside:
 
     @property
     def size(self) -> Number:
-        first_extent, *other_extents = (extent(part) for part in self.parts)
-        return sum(other_extents, first_extent)
+        first_count, *other_counts = (element_count(shape) for shape in self.parts)
+        return sum(other_counts, first_count)
 
 
-Shape: TypeAlias = tuple["Axis | Beside", ...]
+Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]
 
 
-def extent(shape: Iterable[Axis | Beside]) -> Number:
+def element_count(shape: Iterable[Axis | JoinedShapes]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
     element_count: Number = None
     for axis in shape:

@@ -94,11 +94,11 @@ class ModuleNames:
         self._layers: dict[str, list[_Layers]] = {}
         text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
         roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
-        sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
-        other_children = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
-        if sides:
+        stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
+        if stacks:
             self._stack_names("", other_children, roots)
-            for name, stack in sides.items():
+            for name, stack in stacks.items():
                 self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
         else:
             has_one_side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
@@ -149,15 +149,15 @@ class ModuleNames:
         labels_of_own_lists = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
         }
-        together = [layer for layer in layers if layer.label not in labels_of_own_lists]
+        common_layers = [layer for layer in layers if layer.label not in labels_of_own_lists]
         for layer in (*layers, *predictors):
             is_apart = layer.name == "layers" and layer.label in labels_of_own_lists
-            key, listed_layers = (
-                (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", together)
+            list_key, members = (
+                (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", common_layers)
             )
-            indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
+            indices = sorted(i for member in members if member.role != "shared" for i in member.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
-            lists = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
+            lists = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
                 keys = (f"{stack_name}{part.name}", part.name)
@@ -165,9 +165,9 @@ class ModuleNames:
                     path: _with_earlier_names(path, names)
                     for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            sides = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            module_lists = tuple(stack_name for name in lists for stack_name in name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
-                _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
+                _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, module_lists, roots, part_names)
             )
 
     def _node_names(
@@ -180,16 +180,18 @@ class ModuleNames:
         keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
-        outer_words = {word for keys in child_keys.values() for word in self._table_words(keys) if word.startswith(".")}
+        outer_words = {
+            module for keys in child_keys.values() for module in self._table_words(keys) if module.startswith(".")
+        }
         parts = outer_words if node.children else None
-        entry = self._table_entry(keys)
-        if entry == "":
+        name_entry = self._table_entry(keys)
+        if name_entry == "":
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _parse_alternatives(entry or node.name, parts)
+            options = _parse_alternatives(name_entry or node.name, parts)
             separate_parts = (
-                [[node.name]] if "/" in (entry or "") else []
+                [[node.name]] if "/" in (name_entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
             names = tuple(
                 dict.fromkeys(
@@ -217,8 +219,8 @@ class ModuleNames:
         )
 
     def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
-        entry = self._table_entry(keys)
-        return (word for option in _parse_alternatives(entry or "", None) for word in option)
+        name_entry = self._table_entry(keys)
+        return (module for option in _parse_alternatives(name_entry or "", None) for module in option)
 
 
 class _Layers(NamedTuple):
@@ -299,15 +301,19 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(joined_names: str, parts: Iterable[str] | None) -> list[list[str]]:
     """Parses a table name into alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
-        [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
-        for option in _split_alternatives(text)
+        [
+            module
+            for module in option.partition("/")[0].replace(" - ", " + -").split(" + ")
+            if not module.startswith("-")
+        ]
+        for option in _split_alternatives(joined_names)
     ]
     if parts is None:
         return options
@@ -315,7 +321,7 @@ def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str
     alternatives = [
         option
         for option in options
-        if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in first_names for word in option)
+        if len(option) > 1 and any(f"{name}.".startswith(f"{module}.") for name in first_names for module in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -340,8 +346,8 @@ def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
-def _split_alternatives(text: str) -> list[str]:
-    return text.split(" | ")
+def _split_alternatives(joined_names: str) -> list[str]:
+    return joined_names.split(" | ")
 
 
 def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -358,8 +364,8 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in dict.fromkeys(known_names):
         *path_names, leaf = name.split(".")
         choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
-        leaf_names = (leaf, *EARLIER.get(leaf, ()))
-        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, leaf_names)]
+        last_names = (leaf, *EARLIER.get(leaf, ()))
+        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, last_names)]
     return tuple(dict.fromkeys(variants))
 
 

@@ -147,7 +147,7 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to compute one value: form name → branch. The first branch is the default.
+    """Alternative computations of one value, by form name; the first branch is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -174,7 +174,7 @@ def every_step(items: Iterable[Item]) -> Iterator[Step]:
 
 
 def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns a scope's operation, operations of alternative forms, and child nodes."""
+    """Returns a scope's operation, the operations of its alternative forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -221,10 +221,10 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
     return op, forms, merged_children
 
 
-def _are_equal_ops(left: Op, right: Op | None) -> bool:
+def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
-    return type(left) is type(right) and all(
-        same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
+    return type(op) is type(other_op) and all(
+        same(getattr(op, name), getattr(other_op, name)) for name in op.__dataclass_fields__
     )
 
 

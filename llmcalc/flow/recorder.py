@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from ..algebra import Number
 from ..ops.base import Op
-from .axis import Axis, Shape, extent
+from .axis import Axis, Shape, element_count
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
 from .value import Value, Weight
@@ -57,15 +57,15 @@ class Recorder:
         self._is_counted_whole = False
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
         """Records everything inside a `with` as part of the module `name`.
 
-        whole: whether everything inside is counted under its kind. node_fields: fields of its node.
+        is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
         parent, parent_whole = self.here, self._is_counted_whole
         self.here = Scope(name, self._node_fields(node_fields))
         parent.items.append(self.here)
-        self._is_counted_whole = parent_whole or whole
+        self._is_counted_whole = parent_whole or is_counted_whole
         try:
             yield self.here
         finally:
@@ -79,26 +79,28 @@ class Recorder:
         *,
         kind: str = "",
         role: Role = "own",
-        nth: int | None = None,
-        apart: bool = False,
-        after: Value | None = None,
+        list_index: int | None = None,
+        is_separate_model: bool = False,
+        first_layer_output: Value | None = None,
         **arguments: Any,
     ) -> Value:
         """Records a component as a module with this name.
 
-        nth: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
-        apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
-        after: a value that stands for the output of the first of the layers that follow: the part runs right after that
-            layer, on its input x and this output, and replaces it; None for a part that runs where it is recorded.
+        list_index: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
+        is_separate_model: whether it runs as a model of its own, as in `Scope.is_separate_model`; false by default.
+        first_layer_output: a value that stands for the output of the first of the layers that follow: the part runs
+            right after that layer, on its input x and this output, and replaces it; None for a part that runs where it
+            is recorded.
         arguments: further arguments of its flow.
         """
-        indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
+        indices: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
         with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **indices) as scope:
-            scope.list_index, scope.argument, scope.is_separate_model, scope.first_layer_output = nth, x, apart, after
+            scope.list_index, scope.argument = list_index, x
+            scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
             output = (
                 part.flow(self, x, **arguments)
-                if after is None
-                else part.flow(self, x, first_layer_output=after, **arguments)
+                if first_layer_output is None
+                else part.flow(self, x, first_layer_output=first_layer_output, **arguments)
             )
             scope.output = output
             return output
@@ -174,9 +176,9 @@ class Recorder:
         """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides this to return one rank's part."""
         return argument
 
-    def n(self, shape: Shape) -> Number:
+    def element_count(self, shape: Shape) -> Number:
         """Returns the number of elements of a shape, for the recorder."""
-        return extent(shape)
+        return element_count(shape)
 
     def node(self) -> Node:
         """Returns the tree of nodes of the program."""
@@ -207,16 +209,16 @@ class Recorder:
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Records everything inside as a function of the forward pass that is no module: at its end, the variables that
+        """Records everything inside a `with` as a function without a module of its own: at its end, the variables that
         `hold` names inside let go of their values.
         """
         self.record("enter", "", ())
         yield
         self.record("leave", "", ())
 
-    def also(self, value: Value) -> None:
+    def second_output(self, value: Value) -> None:
         """Records a second model output besides `result`: predictions with a separate loss."""
-        self.record("also", "", (value,))
+        self.record("second_output", "", (value,))
 
     def hold(self, **variables: Value) -> None:
         """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.

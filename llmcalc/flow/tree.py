@@ -83,17 +83,17 @@ class Node:
     @property
     def segment(self) -> str:
         """This node's segment of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
-        return self.name if self.indices is None else f"{self.name}.{spans(self.indices)}"
+        return self.name if self.indices is None else f"{self.name}.{index_ranges(self.indices)}"
 
     @property
     def is_stack(self) -> bool:
         """Whether this node has layers as children."""
         return any(child.kind == "layer" for child in self.children)
 
-    def only(self, effect: str) -> Node:
-        """Returns a tree of only the nodes that may have an effect (such as parameters), with equal totals."""
-        copies = (child.only(effect) for child in self.children)
-        children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
+    def with_effect(self, effect: str) -> Node:
+        """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
+        reduced = (child.with_effect(effect) for child in self.children)
+        children = tuple(node for node in reduced if node.children or node._may_have(effect))
         return replace(self, children=children)
 
     def _may_have(self, effect: str) -> bool:
@@ -127,7 +127,7 @@ class Place:
     """A node with a position in the model (repeats and roles of the ancestors) and a run config.
 
     node: the node.
-    above: its parent's place; None for the root.
+    parent: the place of its parent; None for the root.
     times: the number of copies in the model: its own repeat times those of all ancestors.
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
@@ -136,7 +136,7 @@ class Place:
     """
 
     node: Node
-    above: Place | None
+    parent: Place | None
     times: Number
     kind: str
     roles: frozenset[Role]
@@ -146,9 +146,9 @@ class Place:
     @cached_property
     def path(self) -> str:
         """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
-        if self.above is None:
+        if self.parent is None:
             return ""
-        return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
+        return f"{self.parent.path}.{self.node.segment}" if self.parent.path else self.node.segment
 
     def below(self, node: Node) -> Place:
         """Returns the place of a child of this node."""
@@ -173,7 +173,7 @@ class Place:
             yield from child.walk()
 
     @property
-    def use(self) -> Use | None:
+    def use(self) -> OpUse | None:
         """Returns the node's primitive operation with roles and run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
@@ -199,7 +199,7 @@ class Place:
 
 
 @frozen(slots=True)
-class Use:
+class OpUse:
     """A primitive operation with roles and run config.
 
     A cost that it lacks, or that its roles exclude, is 0.
@@ -248,14 +248,14 @@ class Use:
         return self._effect_or_zero("mean_skipped_params")
 
 
-def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
+def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> OpUse | None:
     """Returns the node's primitive in these roles, in the executed form; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
     if node.forms and run_config is not None:
         op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
-    return Use(op, roles, run_config)
+    return OpUse(op, roles, run_config)
 
 
 def _cost_per_repeat(
@@ -263,35 +263,35 @@ def _cost_per_repeat(
 ) -> Number:
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
-    value: Number = 0 if op_use is None else cost(op_use)
+    total_cost: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:
         if not child.optional or child.optional in include:
             child_roles = roles if child.role == "own" else roles | {child.role}
             cost_below = _cost_per_repeat(child, child_roles, run_config, cost, include)
             if not is_zero(cost_below):
-                value = add(value, times(cost_below, child.repeat))
-    return value
+                total_cost = add(total_cost, times(cost_below, child.repeat))
+    return total_cost
 
 
-Cost: TypeAlias = Callable[[Use], Number]
+Cost: TypeAlias = Callable[[OpUse], Number]
 """A cost function of a primitive in its place: `cost(use)`."""
 
 
-def by_kind(
+def cost_by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
-    sums: dict[str, Number] = {}
-    for node_position in root.walk(run_config):
-        if node_position.optional and node_position.optional not in include:
+    costs: dict[str, Number] = {}
+    for node_place in root.walk(run_config):
+        if node_place.optional and node_place.optional not in include:
             continue
-        value = times(node_position.own_cost(cost), node_position.times)
-        if not is_zero(value):
-            sums[node_position.kind] = add(sums.get(node_position.kind, 0), value)
-    return sums
+        cost_of_node = times(node_place.own_cost(cost), node_place.times)
+        if not is_zero(cost_of_node):
+            costs[node_place.kind] = add(costs.get(node_place.kind, 0), cost_of_node)
+    return costs
 
 
-def spans(indices: Sequence[int]) -> str:
+def index_ranges(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..workload.rows import Rows
-from .axis import Axis, Beside, Shape, extent
+from .axis import Axis, JoinedShapes, Shape, element_count
 
 
 class Value:
@@ -33,10 +33,10 @@ class Value:
     def width(self) -> Number:
         """The number of elements per row, computed once."""
         if self._width is None:
-            self._width = extent(self.axes)
+            self._width = element_count(self.axes)
         return self._width
 
-    def view(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
+    def view(self, *axes: Axis | JoinedShapes, rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
         return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 

@@ -49,7 +49,7 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share a recording.
+        """Returns the recorded passes of ranks with this CUDA runtime, shared by ranks with equal passes.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
@@ -95,11 +95,11 @@ class EstimateErrors(NamedTuple):
     under: float
     over: float = 1.0
 
-    def least(self, bytes: int) -> int:
+    def lower_bound(self, bytes: int) -> int:
         """Returns a lower bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes - int(self.under * bytes)
 
-    def most(self, bytes: int) -> int:
+    def upper_bound(self, bytes: int) -> int:
         """Returns an upper bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes + int(self.over * bytes)
 
@@ -109,20 +109,20 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 
 
 def _accept_every_run(memory_estimate: Memory, version: str) -> None:
-    """Accepts every run; the default of frameworks without checks before the layout."""
+    """Accepts every run, as the default `Framework.check`."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
-    """Accepts every layout; the default of frameworks without layout checks."""
+    """Accepts every layout, as the default `Framework.check_layout`."""
 
 
 def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns an empty table for the JSON document; the default `Framework.document`."""
+    """Returns an empty table for the JSON document, as the default `Framework.document`."""
     return {}
 
 
 def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
-    """Returns the name of the eager PyTorch software stack; the default `Framework.stack`."""
+    """Returns the name of the eager PyTorch software stack, as the default `Framework.stack`."""
     return "torch"
 
 

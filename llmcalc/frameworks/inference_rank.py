@@ -50,10 +50,10 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     """
     model = memory_estimate.spec
     assert isinstance(model, RankModel)
-    device, start = memory_estimate.device, min(model.chunks.layers, default=0)
+    device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
-    def with_model_numbers(point: Point) -> Point:
-        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
+    def with_model_layer_indices(point: Point) -> Point:
+        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", point.node)
         return point._replace(node=layer)
 
     tensors, *other_terms = device.terms
@@ -68,8 +68,8 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     return replace(
         device,
         terms=(tensors, *other_terms),
-        peak_at=with_model_numbers(device.peak_at),
-        timeline=tuple(map(with_model_numbers, device.timeline)) if start else device.timeline,
+        peak_at=with_model_layer_indices(device.peak_at),
+        timeline=tuple(map(with_model_layer_indices, device.timeline)) if first_layer else device.timeline,
     )
 
 
@@ -95,9 +95,9 @@ def check_serving(layout: Layout, framework: Framework) -> None:
 
 def check_layout(layout: Layout) -> None:
     """Raises `InputError` for a layout that only training supports."""
-    for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
+    for size_name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
-            typed_option = f"--{name} {size - (name == 'zero')}"
+            typed_option = f"--{size_name} {size - (size_name == 'zero')}"
             raise InputError(
                 f"{typed_option}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training"
             )

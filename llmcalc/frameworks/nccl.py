@@ -55,7 +55,7 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
     return CHANNELS * CONNECTION * (ranks + edges) // ranks
 
 
-def communicators(layout: Layout, framework: Framework) -> list[int]:
+def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
     """Returns the sizes, in ranks, of the NCCL communicators of a rank, except pipeline communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
@@ -76,12 +76,12 @@ def with_nccl(
         or not cuda_runtime.gpu.startswith("A100")
     ):
         return memory
-    size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))
-    if not size:
+    nccl_bytes = sum(communicator_bytes(ranks, torch) for ranks in communicator_sizes(layout, framework))
+    if not nccl_bytes:
         return memory
     source = "NCCL's source: 24 channels of an A100 behind NVSwitch"
     return replace(
         memory,
-        device_bytes=memory.device_bytes + size,
-        terms=(*memory.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28", True)),
+        device_bytes=memory.device_bytes + nccl_bytes,
+        terms=(*memory.terms, Term(NAME, nccl_bytes, "estimate", source, "NCCL 2.14 to 2.28", True)),
     )

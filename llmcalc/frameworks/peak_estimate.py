@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
-from ..flow.tree import Place, Use
+from ..flow.tree import OpUse, Place
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
@@ -31,7 +31,7 @@ from ..simulator.event_log import Recorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
+from ..simulator.profiles.context_parallel import RingAttention, ring_of_rank, tokens_of_rank
 from ..simulator.profiles.dtensor import Divided
 from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
@@ -61,14 +61,14 @@ class PeakByPath(NamedTuple):
             peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
-    def with_more_layers(self, longer_peak: PeakByPath, count: int) -> PeakByPath:
+    def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
         """Returns the peak bytes with `count` more layers. longer_peak: the peak bytes with one more layer."""
         bytes_by_path = longer_peak.by_path
         return PeakByPath(
-            {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
+            {path: peak + added_layers * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
 
-    def plus(self, bytes: int) -> PeakByPath:
+    def plus_bytes(self, bytes: int) -> PeakByPath:
         """Returns the peak bytes with the same number of bytes added to each module's peak."""
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
@@ -133,14 +133,14 @@ class MicroBatchBytes:
         """The peak bytes of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
-    def with_more_layers(self, longer_peak: MicroBatchBytes, count: int) -> MicroBatchBytes:
+    def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
         return MicroBatchBytes(
-            self.saved + count * (longer_peak.saved - self.saved),
-            self.forward.with_more_layers(longer_peak.forward, count),
-            self.backward.with_more_layers(longer_peak.backward, count),
-            self.received + count * (longer_peak.received - self.received),
-            self.extra_gradients + count * (longer_peak.extra_gradients - self.extra_gradients),
+            self.saved + added_layers * (longer_peak.saved - self.saved),
+            self.forward.with_more_layers(longer_peak.forward, added_layers),
+            self.backward.with_more_layers(longer_peak.backward, added_layers),
+            self.received + added_layers * (longer_peak.received - self.received),
+            self.extra_gradients + added_layers * (longer_peak.extra_gradients - self.extra_gradients),
         )
 
 
@@ -160,7 +160,7 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, use: Use) -> Number:
+def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     count = use.params()
     if not count:
@@ -365,25 +365,25 @@ class PeakEstimate:
         if gradients_only:
             weights = optimizer = adamw_extra = 0
         bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
-        for count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            bytes += count * weights / (shards if layout.zero == 3 else 1)
-            bytes += count * gradients / (shards if layout.zero >= 2 else 1)
-            bytes += count * optimizer / (shards if layout.zero >= 1 else 1)
+        for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
+            bytes += parameter_count * weights / (shards if layout.zero == 3 else 1)
+            bytes += parameter_count * gradients / (shards if layout.zero >= 2 else 1)
+            bytes += parameter_count * optimizer / (shards if layout.zero >= 1 else 1)
         return round(bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
         """Returns the parameter counts of a pipeline stage on one rank."""
         etp = layout.expert_tp
         shards = layout.shards if self.pads and layout.zero == 3 else 1
-        key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
-        if key not in self._parameters:
+        cache_key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
+        if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            self._parameters[key] = self._count_parameters(expert_layout, stage, shards)
-        counts = self._parameters[key]
+            self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shards)
+        counts = self._parameters[cache_key]
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts a pipeline stage's parameters; `dense` includes the routed experts."""
+        """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         tree_nodes = [
@@ -424,25 +424,25 @@ class PeakEstimate:
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
         shape = _activation_shape(layout)
-        key = (*shape, stage.layers, stage.first, stage.last)
-        if key not in self._bytes_of_stages:
-            self._bytes_of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
-        return self._bytes_of_stages[key]
+        cache_key = (*shape, stage.layers, stage.first, stage.last)
+        if cache_key not in self._bytes_of_stages:
+            self._bytes_of_stages[cache_key] = self._micro_batch_bytes(layout, stage, shape)
+        return self._bytes_of_stages[cache_key]
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
         start, end, repeats = self._measured_layers(stage)
-        key = (*shape, tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
-        if key not in self._measured:
+        cache_key = (*shape, tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
+        if cache_key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
             repeat_counts = (
                 [counts] if len(set(map(id, self.layer_kinds[start:end]))) == 1 else [[count] for count in counts]
             )
-            self._measured[key] = tuple(
+            self._measured[cache_key] = tuple(
                 batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
-        pass_bytes = self._measured[key]
+        pass_bytes = self._measured[cache_key]
         if repeats is None:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
@@ -481,29 +481,29 @@ class PeakEstimate:
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start` to `end`, with two experts per rank."""
-        count, ep = self.layers, max(1, self.experts // 2)
-        sizes: tuple[int, ...]
+        layer_count, ep = self.layers, max(1, self.experts // 2)
+        stage_sizes: tuple[int, ...]
         if stage.first and stage.last:
-            sizes, rank = (end,), 0
+            stage_sizes, rank = (end,), 0
         elif stage.first:
-            sizes, rank = (end, count - end), 0
+            stage_sizes, rank = (end, layer_count - end), 0
         elif stage.last:
-            sizes, rank = (start, count - start), 1
+            stage_sizes, rank = (start, layer_count - start), 1
         else:
-            sizes, rank = (start, end - start, count - end), 1
+            stage_sizes, rank = (start, end - start, layer_count - end), 1
         layout_of_layers = replace(
             layout,
-            pp=len(sizes),
+            pp=len(stage_sizes),
             vpp=1,
             schedule="1f1b",
-            pp_layout=sizes if len(sizes) > 1 else None,
+            pp_layout=stage_sizes if len(stage_sizes) > 1 else None,
             dp=ep,
             zero=0,
             hsdp_replicas=1,
             ep=ep,
             etp=1 if ep > 1 else None,
         )
-        return layout_of_layers, list(stages(layout_of_layers, count))[rank]
+        return layout_of_layers, list(stages(layout_of_layers, layer_count))[rank]
 
 
 def _pass_peaks(
@@ -538,26 +538,26 @@ def _has_routed_experts(tree_node: Place) -> bool:
     return isinstance(tree_node.node.op, ExpertLinear)
 
 
-class DividedInRing(Divided, RingAttention):
+class RingKernels(Divided, RingAttention):
     """Kernels with tensor-parallel products and ring attention."""
 
 
 class RingChunk(Chunk):
     """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
-    profiles = RingAttention, DividedInRing
+    profiles = RingAttention, RingKernels
     lowering: RingAttention
 
     def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        training = replace(setup.training, seq=part_of_sequence(setup.layout, setup.training.seq))
+        training = replace(setup.training, seq=tokens_of_rank(setup.layout, setup.training.seq))
         super().__init__(replace(setup, training=training), stage, memory_meter)
-        self.lowering.ring = ring_of(setup.layout, setup.rank)
+        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
     """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
 
-    def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
+    def measure_passes(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
         chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
         if chunk.lowering.ring is not None:
@@ -584,20 +584,20 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
-                return [batch for count in repeats for batch in measure(layout, stage, [count])]
+                return [batch for count in repeats for batch in measure_passes(layout, stage, [count])]
             extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
             constant_bytes = extra_bytes + remaining_bytes
             pass_bytes.append(
                 MicroBatchBytes(
                     saved_bytes,
-                    forward.plus(constant_bytes),
-                    backward.plus(constant_bytes),
+                    forward.plus_bytes(constant_bytes),
+                    backward.plus_bytes(constant_bytes),
                     extra_gradients=extra_elements,
                 )
             )
         return pass_bytes[1:]
 
-    return measure
+    return measure_passes
 
 
 THREADS = 2

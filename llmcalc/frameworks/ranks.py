@@ -64,7 +64,7 @@ class Cluster:
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the memory of a layout's devices. framework: record or name; other arguments as of `RunOnRanks`.
+        """Returns the memory of a layout's devices. framework: record or name.
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
@@ -103,7 +103,7 @@ class Cluster:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """One rank of every pipeline stage, plus the last rank; in a long pipeline, only ranks that may need the most.
+        """One rank of every pipeline stage and the last rank, or in a long pipeline the ranks that may need the most.
 
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
@@ -134,7 +134,7 @@ class Cluster:
         """
         if self.layout.is_two_way:
             return self._rank_of_each_stage
-        layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
+        layer_names = [layer_name for _, stack in self.spec.stacks() for layer_name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
             chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
@@ -199,7 +199,7 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of allocated bytes; another rank may reserve more bytes."""
+        """The rank with the largest peak of allocated bytes, which may reserve fewer bytes than another rank."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
@@ -259,7 +259,7 @@ class Cluster:
 def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, nbytes: int) -> DeviceMemory:
     """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
 
-    def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
+    def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + nbytes}
 
     tensors, *other_terms = memory.terms
@@ -271,9 +271,9 @@ def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, n
         reserved_bytes=memory.reserved_bytes + nbytes,
         device_bytes=memory.device_bytes + nbytes,
         peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + nbytes),
-        by_kind=kinds(memory.by_kind),
+        by_kind=with_frozen_bytes(memory.by_kind),
         timeline=tuple(point._replace(bytes=point.bytes + nbytes) for point in memory.timeline),
-        moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
+        moments={phase: with_frozen_bytes(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
         terms=(tensors, Term(frozen.name, nbytes, "estimate", frozen.source), *other_terms),
     )
 
@@ -292,5 +292,5 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
-    """Returns the memory of the rank that needs the most device memory; the first of several equal ranks."""
+    """Returns the memory of the first rank that needs the most device memory."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

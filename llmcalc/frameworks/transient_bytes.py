@@ -178,7 +178,7 @@ def _step_peak(
     training_config: Training,
     gradient_type: Dtype,
     has_copies: bool,
-    count: int,
+    parameter_count: int,
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
@@ -192,7 +192,7 @@ def _step_peak(
     weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
         OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not has_flat_parameters)
-        for _ in range(count)
+        for _ in range(parameter_count)
     ]
     gradients = [empty(memory_meter, shape, gradient_type) for _ in trained_parameters]
     bytes_before = 0

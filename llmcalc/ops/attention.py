@@ -105,8 +105,8 @@ class OverlappingChunks(AttentionCore):
         if is_zero(new):
             return 0
         chunks = 2 * ceil_div(new, 2 * square_side)
-        scores, sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
-        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
+        scores, value_sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
+        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + value_sums * self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)
@@ -187,13 +187,13 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
 
     Squares at the edges of an image are smaller, and so is the last stretch.
     """
-    image = run_config.workload
-    if not isinstance(image, EncoderPass):
+    image_run = run_config.workload
+    if not isinstance(image_run, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pairs: Number = 1
-    for patches in (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image.rows, image.columns):
-        whole_squares = floor_div(patches, square_side)
-        last_rows = patches - whole_squares * square_side
+    for side in (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns):
+        whole_squares = floor_div(side, square_side)
+        last_rows = side - whole_squares * square_side
         pairs = pairs * (whole_squares * square_side * square_side + last_rows * last_rows)
     return pairs
 

@@ -32,10 +32,10 @@ class ParamTensor:
     @property
     def size(self) -> Number:
         """The number of elements of the tensor."""
-        n: Number = 1
+        element_count: Number = 1
         for axis in self.shape:
-            n = times(n, axis)
-        return n
+            element_count = times(element_count, axis)
+        return element_count
 
 
 @frozen(slots=True)
@@ -54,7 +54,7 @@ class Op:
 
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for an effect without a method, or a method without an effect."""
-        defined = {name for name in EFFECTS for c in cls.__mro__[:-2] if name in c.__dict__}
+        defined = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
         derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
@@ -122,7 +122,7 @@ class Buffer(Op):
 
 @frozen(slots=True)
 class Elementwise(Op):
-    """An elementwise computation without parameters: 0 FLOPs."""
+    """An elementwise computation without parameters, which counts 0 FLOPs."""
 
 
 def split_by_head(size: Number, heads: Number) -> tuple[Number, ...]:

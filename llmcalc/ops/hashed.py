@@ -34,17 +34,19 @@ class ChunkCore(AttentionCore):
         if is_masked and self.hashes is None:
             pairs_of_chunks = self._causal_pairs_of_chunks(rows)
         else:
-            orders = 1 if self.hashes is None else self.hashes
-            pairs_of_chunks = rows * orders * self.block * (self.before + 1 + self.after)
+            order_count = 1 if self.hashes is None else self.hashes
+            pairs_of_chunks = rows * order_count * self.block * (self.before + 1 + self.after)
         return has_chunks * pairs_of_chunks + (1 - has_chunks) * (triangle(rows) if is_masked else rows * rows)
 
     def _causal_pairs_of_chunks(self, rows: Number) -> Number:
-        """Returns the pairs of tokens in order. A neighbour `shift` chunks further is an earlier one for the last
-        `shift` chunks, which have the first chunks as their neighbours.
+        """Returns the number of (query, key) pairs of unsorted tokens.
+
+        A neighbour `shift` chunks further is an earlier one for the last `shift` chunks, which have the first chunks as
+        their neighbours.
         """
         chunks, pairs = maximum(floor_div(rows, self.block), 1), 0
-        for neighbour in range(-self.before, self.after + 1):
-            shift = neighbour - chunks * floor_div(neighbour, chunks)
+        for chunk_offset in range(-self.before, self.after + 1):
+            shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
             pairs += shift * self.block**2 + (1 - minimum(1, shift)) * chunks * triangle(self.block)
         return pairs
 

@@ -161,7 +161,7 @@ class StreamMix(Op):
 
 @frozen(slots=True)
 class StreamOffsets(Op):
-    """Parameters of hyper-connections: an offset per stream weight, and a scale per kind of weight."""
+    """The parameters of a hyper-connection: an offset per stream weight, and a scale per kind of weight."""
 
     effects = PARAMS
 

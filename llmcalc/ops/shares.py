@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on a subset of the tokens: its part of the sequence, or received tokens."""
+"""Linear layers that a rank runs on a subset of the tokens, either a part of the sequence or received tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class IdentityShare(IdentityExperts):
 
 
 def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:
-    """Divides a number by the number of ranks: an integer if divisible, else an exact fraction."""
+    """Divides a number by the number of ranks; the result is an integer or an exact fraction."""
     if isinstance(quantity, int) and quantity % ranks:
         return Fraction(quantity, ranks)
     return exact_div(quantity, ranks)

@@ -31,7 +31,7 @@ class MaskedCore(AttentionCore):
 
 @frozen(slots=True)
 class VisibleKeysCore(AttentionCore):
-    """The base of attention to some of the earlier keys: a full pass masks the keys that a query does not see."""
+    """The base of attention to a subset of the earlier keys, whose full passes mask the other keys."""
 
     def visible_pairs(self, n: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens."""
@@ -64,11 +64,11 @@ class BlockCore(VisibleKeysCore):
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
         """
-        unlimited = minimum(n, self.block * self.blocks)
-        limited_tokens = n - unlimited
+        tokens_within_limit = minimum(n, self.block * self.blocks)
+        limited_tokens = n - tokens_within_limit
         whole_blocks = floor_div(limited_tokens, self.block)
         own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
-        return triangle(unlimited) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
+        return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
 
 
 @frozen(slots=True)
@@ -100,12 +100,12 @@ class LocalCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         new = run_config.new_rows(self.rows)
-        sums = 0 if self.global_block is None else floor_div(new, self.global_block)
+        block_sums = 0 if self.global_block is None else floor_div(new, self.global_block)
         if run_config.pairs == "full":
             block = self.radius + 1
-            return ceil_div(new, block) * block * add(3 * block, sums)
+            return ceil_div(new, block) * block * add(3 * block, block_sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
-        return add(local_pairs, new * sums)
+        return add(local_pairs, new * block_sums)
 
 
 @frozen(slots=True)
@@ -155,17 +155,17 @@ class GlobalLocalCore(AttentionCore):
         rows = self.rows
         assert isinstance(rows, Joined)
         assert isinstance(rows.second, Padded)
-        text = run_config.new_rows(rows.second)
-        if is_zero(text):
+        text_rows = run_config.new_rows(rows.second)
+        if is_zero(text_rows):
             return 0
         if run_config.pairs == "full":
-            return self.global_tokens * (self.global_tokens + text) + text * (self.global_tokens + self.block)
-        text = run_config.new_rows(rows.second.of)
-        first_block = minimum(text, exact_div(self.block, 2)) if self.staggered else 0
-        whole_blocks = floor_div(text - first_block, self.block)
-        last_block = text - first_block - whole_blocks * self.block
+            return self.global_tokens * (self.global_tokens + text_rows) + text_rows * (self.global_tokens + self.block)
+        text_rows = run_config.new_rows(rows.second.of)
+        first_block = minimum(text_rows, exact_div(self.block, 2)) if self.staggered else 0
+        whole_blocks = floor_div(text_rows - first_block, self.block)
+        last_block = text_rows - first_block - whole_blocks * self.block
         block_pairs = first_block * first_block + whole_blocks * self.block * self.block + last_block * last_block
-        return self.global_tokens * (self.global_tokens + 2 * text) + block_pairs
+        return self.global_tokens * (self.global_tokens + 2 * text_rows) + block_pairs
 
 
 @frozen(slots=True)

@@ -324,5 +324,5 @@ def _embedding_messages(
     for chunk in chunks:
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:
             table = next(iter(chunk.program.tables.values()))
-            elements = table.ins[0].size * chunk.program.n(table.out)
+            elements = table.ins[0].size * chunk.program.element_count(table.out)
             yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_width(width), 1)

@@ -16,7 +16,7 @@ from .. import ops
 from ..algebra import Number
 from ..components.towers import record as record_towers
 from ..errors import InputError
-from ..flow.axis import Axis, Beside, Shape
+from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -51,7 +51,7 @@ FIELDS = {
 }
 """Axis → its field in a configuration."""
 
-NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "also"})
+NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "second_output"})
 """Verbs of the recorder that compute nothing."""
 
 SUMS = frozenset({"linear", "experts", "again"})
@@ -72,7 +72,7 @@ class Shard(Axis):
 def flat_axes(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
-        if isinstance(axis, Beside):
+        if isinstance(axis, JoinedShapes):
             for component in axis.parts:
                 yield from flat_axes(component)
         else:
@@ -91,7 +91,7 @@ def has_copies(shape: Shape) -> bool:
 def is_divided(shape: Shape) -> bool:
     """Whether ranks divide an axis of the shape."""
     for axis in shape:
-        if isinstance(axis, Beside):
+        if isinstance(axis, JoinedShapes):
             if any(map(is_divided, axis.parts)):
                 return True
         elif isinstance(axis, Shard) and axis.degree > 1:
@@ -216,22 +216,22 @@ class RankFlow(Flow):
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
-        if isinstance(argument, Beside):
-            return Beside(tuple(self.rank_part(component) for component in argument.parts), argument.name)
-        if type(argument) is tuple and argument and all(isinstance(axis, (Axis, Beside)) for axis in argument):
+        if isinstance(argument, JoinedShapes):
+            return JoinedShapes(tuple(self.rank_part(component) for component in argument.parts), argument.name)
+        if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.rank_part, argument))
         if isinstance(argument, Weight):
             argument.out = tuple(map(self.rank_part, argument.out))
         return argument
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[Scope]:
         self.path.append(name)
         rank_axes = self.rank_axes
         if self.whole_towers and about.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(name, whole=whole, **about) as scope:
+            with super().scope(name, is_counted_whole=is_counted_whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -279,10 +279,10 @@ class RankFlow(Flow):
             raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | Beside) -> Value:
+    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
         return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, name: str, x: Value, *output: Axis | Beside, **options: Any) -> Value:
+    def linear(self, name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
             whole_weight = options["weight"]
             options["weight"] = weight = self._stage_copy(whole_weight)
@@ -302,13 +302,13 @@ class RankFlow(Flow):
         """Records this stage's copy of the embedding before the module that uses it."""
         reader = self.root.items[-1]
         attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
-        op = ops.Embedding(table.ins[0].size, self.n(table.out))
+        op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
         )
         table.is_counted = True
 
-    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
+    def table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
@@ -324,7 +324,7 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(
-        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | Beside, **options: Any
+        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
         return super().experts(
             name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options

@@ -47,12 +47,12 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts of the estimated seconds; waits between layers belong to the work."""
+    """Returns the parts of the estimated seconds. Waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in timed_run.parts.items() if seconds and name != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
-    """Returns the slowest nodes with their names; nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
     nodes = timed_run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [
@@ -63,15 +63,15 @@ def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
         return bars
     small_parts = [node for _, node in bars[MOST_NODES - 1 :]]
     seconds_by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
-    total = small_parts[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
-    return [*bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total)]
+    total_seconds = small_parts[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
+    return [*bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total_seconds)]
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
-    labels = [escape_label(name) for name in names]
+    escaped_names = [escape_label(name) for name in names]
     if is_narrow():
-        labels = [label.replace(" (", "\n(") for label in labels]
-    ax.set_yticks(range(len(names)), labels, fontsize=8 if is_narrow() else None)
+        escaped_names = [tick_label.replace(" (", "\n(") for tick_label in escaped_names]
+    ax.set_yticks(range(len(names)), escaped_names, fontsize=8 if is_narrow() else None)
     ax.invert_yaxis()
     ax.tick_params(left=False)
     ax.set_xlabel(unit)
@@ -80,18 +80,18 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
 def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     unit = unit_of(timed_run.seconds)
-    factor, start = FACTORS[unit], 0.0
+    factor, bar_start = FACTORS[unit], 0.0
     for bound, seconds in timed_run.bounds.items():
-        ax.barh(0, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
-        start += seconds
+        ax.barh(0, seconds / factor, left=bar_start / factor, color=BOUNDS[bound], height=HEIGHT)
+        bar_start += seconds
     low_end, high_end = float(timed_run.range.low) / factor, float(timed_run.range.high) / factor
     ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
     ax.text(high_end, 0, f"  {range_of(timed_run.range, ' to ')} {unit}", va="center", color=INK)
-    start = 0.0
+    bar_start = 0.0
     for row, (_, seconds) in enumerate(time_parts, 1):
-        ax.barh(row, seconds / factor, left=start / factor, color=FAINT, height=HEIGHT)
-        start += seconds
-        ax.text(start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
+        ax.barh(row, seconds / factor, left=bar_start / factor, color=FAINT, height=HEIGHT)
+        bar_start += seconds
+        ax.text(bar_start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
@@ -101,11 +101,11 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> N
     unit = unit_of(bars[0][1].seconds)
     factor = FACTORS[unit]
     for row, (_, node) in enumerate(bars):
-        start = 0.0
+        bar_start = 0.0
         for bound, seconds in node.by_bound.items():
-            ax.barh(row, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
-            start += seconds
-        ax.text(start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
+            ax.barh(row, seconds / factor, left=bar_start / factor, color=BOUNDS[bound], height=HEIGHT)
+            bar_start += seconds
+        ax.text(bar_start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
@@ -121,8 +121,8 @@ def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
 
     bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
     patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
-    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
+    patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():
-        ax.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), **look)
+        ax.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), **patch_style)
     else:
-        ax.legend(handles=patches, loc="lower right", **look)
+        ax.legend(handles=patches, loc="lower right", **patch_style)

@@ -43,15 +43,15 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
 
     def token_flops_of(preset: Preset) -> list[float]:
         phase = "forward" if preset.model.one_pass_model else "decode"
-        values: list[float] = []
+        token_flops: list[float] = []
         for tokens in CONTEXTS:
             run_config = (
                 run_config_of(preset.model, seq=tokens)
                 if phase == "forward"
                 else run_config_of(preset.model, context=tokens - 1, phase="decode")
             )
-            values.append(flops(preset.model, run_config).per_token)
-        return values
+            token_flops.append(flops(preset.model, run_config).per_token)
+        return token_flops
 
     return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
 
@@ -61,25 +61,25 @@ def _plot_curves(
     models: Sequence[Preset],
     values_of: Callable[[Preset], list[float]],
     title: str,
-    write: Callable[[Any], str],
-    base: int,
+    write_value: Callable[[Any], str],
+    log_base: int,
     ax: Axes | None,
 ) -> Figure:
-    """Draws one curve per model. write: formats a value with its unit. base: log base of the vertical axis."""
+    """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
     height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
     figure = new_figure(8, height) if ax is None else ax.figure
     curves = [(preset, values_of(preset)) for preset in models]
-    _draw_curves(figure.subplots() if ax is None else ax, curves, title, write, base)
+    _draw_curves(figure.subplots() if ax is None else ax, curves, title, write_value, log_base)
     return figure  # type: ignore[return-value]
 
 
 def _draw_curves(
-    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write: Callable[[Any], str], base: int
+    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write_value: Callable[[Any], str], log_base: int
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=base)
+    ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
     for i, (preset, values) in enumerate(curves):
         style = curve_style(i)
@@ -93,9 +93,9 @@ def _draw_curves(
     ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens_text(value)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(base, numticks=9))
+    ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write_value)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
@@ -106,18 +106,18 @@ def _draw_curves(
 
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Labels each curve at its right end, with a connecting line if the label had to move."""
-    ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
+    curve_ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     data_to_axes = ax.transData + ax.transAxes.inverted()
-    points = [tuple(data_to_axes.transform(end)) for end in ends]
+    points = [tuple(data_to_axes.transform(curve_end)) for curve_end in curve_ends]
     heights = spread_labels(
         [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )
-    for i, ((preset, _), end, height) in enumerate(zip(curves, ends, heights, strict=True)):
+    for i, ((preset, _), curve_end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
         colour = curve_style(i).colour
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
             escape_label(preset.display),
-            end,
+            curve_end,
             xytext=(1.05, height),
             textcoords="axes fraction",
             va="center",
@@ -135,6 +135,6 @@ PART_OF_HEIGHT = 0.78
 """Height of the axes as a part of the figure's."""
 
 
-def _tokens_text(value: float) -> str:
+def _tokens_text(token_count: float) -> str:
     """Writes a number of tokens in short form: `8K` or `1M`."""
-    return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"
+    return f"{token_count / 2**20:g}M" if token_count >= 2**20 else f"{token_count / 2**10:g}K"

@@ -78,7 +78,7 @@ def wrapped_text(text: str, inches: float, points: float = 10, weight: str = "no
 
 
 def narrow_text(text: str, inches: float = 2.9, points: float = 10) -> str:
-    """Breaks a text into lines of this width in a one-column picture; otherwise returns it unchanged."""
+    """Breaks a text into lines of this width in a one-column picture, and returns it unchanged in other pictures."""
     return wrapped_text(text, inches, points) if is_narrow() else text
 
 
@@ -167,13 +167,13 @@ def format_of(path: Path, option: str = "--output") -> str:
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
-    """Returns the bytes of a figure in a format; equal figures give equal bytes."""
+    """Returns the bytes of a figure in a format. Equal figures give equal bytes."""
     from io import BytesIO
 
     from matplotlib import rc_context
 
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    metadata_by_format = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
     with rc_context(STYLE):
-        figure.savefig(buffer, format=file_format, metadata=dates[file_format], dpi=160)
+        figure.savefig(buffer, format=file_format, metadata=metadata_by_format[file_format], dpi=160)
     return buffer.getvalue()

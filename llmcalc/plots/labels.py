@@ -51,34 +51,34 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(value: float, write: Callable[[Any], str]) -> str:
+def tick_text(value: float, write_value: Callable[[Any], str]) -> str:
     """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number_text, _, unit = write(value).partition(" ")
+    number_text, _, unit = write_value(value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 
-def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
+def spread_labels(heights: Sequence[float], least_distance: float) -> list[float]:
+    """Returns label heights as near to `heights` as possible (least squares), at least `least_distance` apart.
 
-    low, high: bounds of the lowest and of the highest label, as far as all labels fit between them.
+    The lowest label is at least at 0, and the highest at most at 1, as far as all labels fit between them.
     """
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
-    for rank, i in enumerate(order):
-        mean_height, label_count = heights[i] - rank * distance, 1
-        while blocks and blocks[-1][0] >= mean_height:
-            label_below, label_count_below = blocks.pop()
+    sorted_indices = sorted(range(len(heights)), key=heights.__getitem__)
+    label_blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
+    for rank, i in enumerate(sorted_indices):
+        mean_height, label_count = heights[i] - rank * least_distance, 1
+        while label_blocks and label_blocks[-1][0] >= mean_height:
+            label_below, label_count_below = label_blocks.pop()
             mean_height, label_count = (
                 (mean_height * label_count + label_below * label_count_below) / (label_count + label_count_below),
                 label_count + label_count_below,
             )
-        blocks.append((mean_height, label_count))
-    mean_heights = [mean_height for mean_height, label_count in blocks for _ in range(label_count)]
-    highest_start = max(high - (len(order) - 1) * distance, low)
-    spread = [0.0] * len(order)
-    for rank, (i, mean_height) in enumerate(zip(order, mean_heights, strict=True)):
-        spread[i] = min(max(mean_height, low), highest_start) + rank * distance
-    return spread
+        label_blocks.append((mean_height, label_count))
+    mean_heights = [mean_height for mean_height, label_count in label_blocks for _ in range(label_count)]
+    highest_start = max(1 - (len(sorted_indices) - 1) * least_distance, 0.0)
+    label_heights = [0.0] * len(sorted_indices)
+    for rank, (i, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
+        label_heights[i] = min(max(mean_height, 0.0), highest_start) + rank * least_distance
+    return label_heights
 
 
 LINE_SAMPLES = [index / 20 for index in range(21)]
@@ -93,17 +93,17 @@ class Box(NamedTuple):
 
     def overlaps(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
-        is_separate = self.right <= other_box.left or other_box.right <= self.left
-        return not is_separate and self.bottom < other_box.top and other_box.bottom < self.top
+        is_apart = self.right <= other_box.left or other_box.right <= self.left
+        return not is_apart and self.bottom < other_box.top and other_box.bottom < self.top
 
     def contains(self, x: float, y: float) -> bool:
         """Whether a point lies inside the box."""
         return self.left < x < self.right and self.bottom < y < self.top
 
 
-def _outward(shift: float, radius: float) -> float:
+def _shift_from_edge(centre_shift: float, radius: float) -> float:
     """Converts a shift from a point's centre to a shift from the point's edge."""
-    return shift + math.copysign(radius, shift) if shift else 0
+    return centre_shift + math.copysign(radius, centre_shift) if centre_shift else 0
 
 
 def place_names(
@@ -111,32 +111,36 @@ def place_names(
     points: Sequence[tuple[float, float]],
     names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
-    places: Sequence[tuple[float, float, Any]] = PLACES,
+    label_places: Sequence[tuple[float, float, Any]] = PLACES,
     radius: float | Sequence[float] = 0,
 ) -> list[Annotation]:
-    """Writes labels beside points in order; a label without room is left out.
+    """Writes labels beside points in order. A label without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
-    places: places of a name, the preferred one first; a line leads to the point from those that are not in `PLACES`.
+    label_places: places of a name, the preferred one first. A line leads to the point from places that are not in
+        `PLACES`.
     radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A sequence has the radius of
     each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
     placed_boxes: list[Box] = []
-    frame = ax.get_window_extent()
+    axes_box = ax.get_window_extent()
     radii = [0.0] * len(points) if isinstance(radius, (int, float)) else list(radius)
     pixels = ax.figure.dpi / 72
     same_radius = radius if isinstance(radius, (int, float)) else 0
-    dots = [
-        (*ax.transData.transform(point), max(point_radius, same_radius) * pixels)
-        for point, point_radius in (*zip(points, radii, strict=True), *((point, 0.0) for point in other_points))
+    point_circles = [
+        (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels)
+        for data_point, point_radius in (
+            *zip(points, radii, strict=True),
+            *((data_point, 0.0) for data_point in other_points),
+        )
     ]
     annotations: list[Annotation] = []
-    for point, name, point_radius in zip(points, names, radii, strict=True):
+    for data_point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
             escape_label(name),
-            point,
+            data_point,
             xytext=(GAP, 0),
             textcoords="offset points",
             va="center",
@@ -144,39 +148,45 @@ def place_names(
             fontsize=7.5,
             color=INK,
         )
-        point_in_pixels = ax.transData.transform(point)
-        for shift_right, shift_up, alignment in places:
-            position = _outward(shift_right, point_radius), _outward(shift_up, point_radius)
-            text.set_position(position)
+        point_in_pixels = ax.transData.transform(data_point)
+        for shift_right, shift_up, alignment in label_places:
+            text_position = _shift_from_edge(shift_right, point_radius), _shift_from_edge(shift_up, point_radius)
+            text.set_position(text_position)
             text.set_horizontalalignment(alignment)
-            extent = text.get_window_extent()
-            side_margin = 1 + WIDER * extent.width
-            box = Box(extent.x0 - side_margin, extent.y0 - 1, extent.x1 + side_margin, extent.y1 + 1)
-            is_inside = (
-                frame.x0 + EDGE <= box.left
-                and box.right <= frame.x1 - EDGE
-                and frame.y0 + EDGE <= box.bottom
-                and box.top <= frame.y1 - EDGE
+            text_extent = text.get_window_extent()
+            side_margin = 1 + WIDER * text_extent.width
+            name_box = Box(
+                text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
-            covers = any(
-                box.left - dot < x < box.right + dot and box.bottom - dot < y < box.top + dot
-                for x, y, dot in dots
+            is_inside = (
+                axes_box.x0 + EDGE <= name_box.left
+                and name_box.right <= axes_box.x1 - EDGE
+                and axes_box.y0 + EDGE <= name_box.bottom
+                and name_box.top <= axes_box.y1 - EDGE
+            )
+            covers_point = any(
+                name_box.left - circle_radius < x < name_box.right + circle_radius
+                and name_box.bottom - circle_radius < y < name_box.top + circle_radius
+                for x, y, circle_radius in point_circles
                 if (x, y) != tuple(point_in_pixels)
             )
             has_line = (shift_right, shift_up, alignment) not in PLACES
-            half_height = extent.height / 2 / pixels if alignment == "center" else 0
-            line_end = position[0], position[1] - math.copysign(half_height, position[1])
+            half_height = text_extent.height / 2 / pixels if alignment == "center" else 0
+            line_end = text_position[0], text_position[1] - math.copysign(half_height, text_position[1])
             line_points = [
-                (point_in_pixels[0] + share * line_end[0] * pixels, point_in_pixels[1] + share * line_end[1] * pixels)
-                for share in LINE_SAMPLES
+                (
+                    point_in_pixels[0] + line_share * line_end[0] * pixels,
+                    point_in_pixels[1] + line_share * line_end[1] * pixels,
+                )
+                for line_share in LINE_SAMPLES
                 if has_line
             ]
             overlaps = any(
-                box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
+                name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
                 for text_box in placed_boxes
             )
-            if is_inside and not covers and not overlaps:
-                dots += [(*line_point, 0.0) for line_point in line_points]
+            if is_inside and not covers_point and not overlaps:
+                point_circles += [(*line_point, 0.0) for line_point in line_points]
                 if has_line:
                     line = {
                         "arrowstyle": "-",
@@ -186,8 +196,8 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
-                placed_boxes.append(box)
+                    ax.annotate("", data_point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
+                placed_boxes.append(name_box)
                 annotations.append(text)
                 break
         else:

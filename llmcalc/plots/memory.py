@@ -9,7 +9,8 @@ from .. import units
 from ..accelerator import Fit
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
-from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
+from ..reports.memory import KIND_NAMES, PHASE_NAMES
+from ..reports.memory_notes import run_text
 from ..reports.palette import FAINT, INK, KINDS
 from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
 from .labels import escape_label
@@ -24,8 +25,9 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 @in_style
 def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
-    """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
-    module by module. The first bar is the number in the title.
+    """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
+
+    The first bar is the device's need, which is the number in the title.
 
     accelerator_fits: accelerators whose capacity is marked; default none.
     """
@@ -53,11 +55,11 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     scale = units.memory_scale(device.device_bytes)
     rows: list[tuple[str, dict[str, int]]] = [
         ("the device, at its peak", {**device.by_kind, BESIDE: device.device_bytes - device.peak_bytes}),
-        *((PHASE_NAMES[phase], dict(moment)) for phase, moment in device.moments.items()),
+        *((PHASE_NAMES[phase], dict(bytes_by_kind)) for phase, bytes_by_kind in device.moments.items()),
     ]
     for memory_kind in (*KINDS, BESIDE):
         bar_heights = [bar_parts.get(memory_kind, 0) / scale.factor for _, bar_parts in rows]
-        starts = [
+        bar_starts = [
             sum(bar_parts.get(lower_kind, 0) for lower_kind in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)])
             / scale.factor
             for _, bar_parts in rows
@@ -67,7 +69,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
             ax.barh(
                 range(len(rows)),
                 bar_heights,
-                left=starts,
+                left=bar_starts,
                 color=colour,
                 label=KIND_NAMES.get(memory_kind, memory_kind),
                 height=0.62,
@@ -81,9 +83,9 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
-    place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
-    ax.legend(loc="upper left", frameon=False, fontsize=9, **place)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=True)
+    legend_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
+    ax.legend(loc="upper left", frameon=False, fontsize=9, **legend_place)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
@@ -93,15 +95,15 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(
         1, len(timeline_points) // 12
     )
-    values = [timeline_point.bytes / scale.factor for timeline_point in timeline_points]
-    ax.step(range(len(values)), values, where="mid", color=INK, linewidth=1)
-    ax.fill_between(range(len(values)), values, step="mid", color=FAINT, alpha=0.4)
-    starts = [
+    point_bytes = [timeline_point.bytes / scale.factor for timeline_point in timeline_points]
+    ax.step(range(len(point_bytes)), point_bytes, where="mid", color=INK, linewidth=1)
+    ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=FAINT, alpha=0.4)
+    phase_starts = [
         i
         for i, timeline_point in enumerate(timeline_points)
         if i == 0 or timeline_points[i - 1].phase != timeline_point.phase
     ]
-    for phase_start, phase_end in zip(starts, [*starts[1:], len(timeline_points)], strict=True):
+    for phase_start, phase_end in zip(phase_starts, [*phase_starts[1:], len(timeline_points)], strict=True):
         if phase_start:
             ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
         phase = timeline_points[phase_start].phase
@@ -109,21 +111,21 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
         ax.annotate(
             name, ((phase_start + phase_end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom"
         )
-    peak = max(range(len(values)), key=values.__getitem__)
+    peak = max(range(len(point_bytes)), key=point_bytes.__getitem__)
     peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
-    text_side: Any = "right" if peak > len(values) / 2 else "left"
-    peak_text = f"{values[peak]:,.2f} {scale.name}: {escape_label(peak_node)}  "
-    ax.annotate(peak_text, (peak, values[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
+    text_side: Any = "right" if peak > len(point_bytes) / 2 else "left"
+    peak_text = f"{point_bytes[peak]:,.2f} {scale.name}: {escape_label(peak_node)}  "
+    ax.annotate(peak_text, (peak, point_bytes[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
     ax.set_ylabel(scale.name)
     ax.yaxis.set_major_formatter("{x:,g}")
-    ax.set_ylim(0, max(values) * 1.15)
+    ax.set_ylim(0, max(point_bytes) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=False)
+    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=False)
 
 
 def _draw_capacities(
-    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool
+    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, is_vertical: bool
 ) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 
@@ -133,7 +135,7 @@ def _draw_capacities(
         capacity = fit.capacity / factor
         if fit.capacity > 2.5 * device.peak_bytes:
             continue
-        if upright:
+        if is_vertical:
             ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
             ax.text(
                 capacity, -0.5, f" {escape_label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK

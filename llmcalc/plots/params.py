@@ -86,8 +86,8 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     ax.invert_yaxis()
     ax.tick_params(length=0)
     ax.xaxis.set_visible(False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    for axis_spine in ax.spines.values():
+        axis_spine.set_visible(False)
     ax.set_xlim(0, 1.1)
     ax.set_title("Where the parameters are", color=INK, fontweight="bold")
     ax.legend(

@@ -47,9 +47,9 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     from ..costs.cache import kv
     from .context import cache
 
-    for preset in models:
-        with name_in_errors(preset):
-            kv(preset.model, dtype_name=kv_dtype)
+    for model_preset in models:
+        with name_in_errors(model_preset):
+            kv(model_preset.model, dtype_name=kv_dtype)
     return cache(models, kv_dtype)
 
 
@@ -74,8 +74,8 @@ def shape_picture(
         with name_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
-            members = family(preset.model)
-            shapes = find_shapes(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
+            shape_family = family(preset.model)
+            shapes = find_shapes(shape_family, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
             studies.append((preset.display, shapes))
     return shape(studies)
 

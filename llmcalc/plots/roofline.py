@@ -59,9 +59,9 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     ax.set_ylabel("TFLOP/s")
     draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
-    for handle in legend.legend_handles:
-        if isinstance(handle, PathCollection):  # of points
-            handle.set_sizes([40.0])
+    for legend_line in legend.legend_handles:
+        if isinstance(legend_line, PathCollection):  # of points
+            legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
@@ -85,17 +85,15 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     device, product_format = timed_run.device, timed_run.formats.dtype
     time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
     ridge = timed_run.peak / device.bandwidth
-    limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
-    steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
+    intensity_range = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
+    sampled_intensities = [
+        intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / SAMPLES)
+        for sample_index in range(SAMPLES + 1)
+    ]
     drawn_points = []
     datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge)}", 3.8, 9)
-    for peak, bandwidth, line, words in (
-        (
-            timed_run.peak,
-            device.bandwidth,
-            "-",
-            datasheet_text,
-        ),
+    for peak, bandwidth, roof_line, words in (
+        (timed_run.peak, device.bandwidth, "-", datasheet_text),
         (
             time_estimator.product_rate(product_format),
             device.bandwidth * device.generation.memory,
@@ -103,12 +101,12 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
             "reached by large kernels",
         ),
     ):
-        x = [limits[0], peak / bandwidth, limits[1]]
-        y = [min(peak, value * bandwidth) / 1e12 for value in x]
-        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=line, label=words, zorder=0)
-        drawn_points += [(value, min(peak, value * bandwidth) / 1e12) for value in steps]
+        x = [intensity_range[0], peak / bandwidth, intensity_range[1]]
+        y = [min(peak, intensity * bandwidth) / 1e12 for intensity in x]
+        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=roof_line, label=words, zorder=0)
+        drawn_points += [(intensity, min(peak, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
     ax.axvline(ridge, color=FAINT, linewidth=0.8, zorder=0)
-    ax.set_xlim(*limits)
+    ax.set_xlim(*intensity_range)
     ax.margins(y=0.12)
     return drawn_points
 
@@ -126,25 +124,27 @@ def _roof_text(timed_run: TimedRun, ridge: float) -> str:
 def _name_points(
     ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
 ) -> None:
-    """Labels points with the ends of their node paths, slowest first; overlapping points share one label."""
+    """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
     points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]
-    points.sort(key=lambda point: -point[0])
+    points.sort(key=lambda kernel_point: -kernel_point[0])
     names: dict[tuple[float, float], list[str]] = {}
-    radii: dict[tuple[float, float], float] = {}
-    for share, point, path in points:
-        nearest_point = next((other_point for other_point in names if _log_distance(point, other_point) < NEAR), point)
+    point_radii: dict[tuple[float, float], float] = {}
+    for share, kernel_point, path in points:
+        nearest_point = next(
+            (other_point for other_point in names if _log_distance(kernel_point, other_point) < NEAR), kernel_point
+        )
         radius = math.sqrt(_marker_area(share) / math.pi)
-        radii.setdefault(nearest_point, radius)  # of the slowest, which is drawn the largest
+        point_radii.setdefault(nearest_point, radius)  # of the slowest, which is drawn the largest
         names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
-    words = [
+    pass_words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
         for first_point, *other_points in names.values()
     ]
-    place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES), list(radii.values()))
+    place_names(ax, list(names), pass_words, roofs, (*PLACES, *FAR_PLACES), list(point_radii.values()))
 
 
 def _marker_area(share: float) -> float:
@@ -153,4 +153,7 @@ def _marker_area(share: float) -> float:
 
 
 def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:
-    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other_point, strict=True))
+    return max(
+        abs(math.log10(coordinate / other_coordinate))
+        for coordinate, other_coordinate in zip(point, other_point, strict=True)
+    )

@@ -48,32 +48,50 @@ def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
-    """Draws each rank's passes with the numbers of their micro-batches; later chunks are paler.
+    """Draws each rank's passes with the numbers of their micro-batches. Later chunks are paler.
 
     Overlapped passes are drawn one above the other. inches: width of a unit of time.
     """
     from matplotlib.colors import to_rgb
 
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
-    for rank, spans in enumerate(timetable.spans):
+    for rank, rank_spans in enumerate(timetable.spans):
         is_lower_half = False
-        for (pass_kind, chunk, micro_batch, is_overlapped), start, end in spans:
+        for (pass_kind, chunk, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
             bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append((start, end - start))
+            bars.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append((pass_start, pass_end - pass_start))
             label_text = str(micro_batch)
-            if (end - start) * inches > DIGIT * len(label_text):
-                x, y, size = (start + end) / 2, lower_edge + bar_height / 2, 8 if bar_height == HEIGHT else 7
+            if (pass_end - pass_start) * inches > DIGIT * len(label_text):
+                x, y, letter_size = (
+                    (pass_start + pass_end) / 2,
+                    lower_edge + bar_height / 2,
+                    8 if bar_height == HEIGHT else 7,
+                )
                 text_background = TEXT_BACKGROUND if palette.HATCHES[pass_kind] else None
-                ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
+                ax.text(
+                    x,
+                    y,
+                    label_text,
+                    ha="center",
+                    va="center",
+                    size=letter_size,
+                    color=palette.INK,
+                    bbox=text_background,
+                )
             is_lower_half = is_overlapped
     paleness = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars.items():
         colour = tuple(channel + (1 - channel) * paleness * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
         has_room = time_ranges[0][1] * inches > LINE
-        hatch, edge_colour, line = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
+        hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
-            time_ranges, (lower_edge, bar_height), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
+            time_ranges,
+            (lower_edge, bar_height),
+            facecolor=colour,
+            edgecolor=edge_colour,
+            hatch=hatch,
+            linewidth=edge_width,
         )
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
@@ -127,6 +145,6 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    for axis_spine in ax.spines.values():
+        axis_spine.set_visible(False)
     ax.set_xlabel("most in flight")

@@ -21,8 +21,10 @@ class CurveStyle(NamedTuple):
 
 
 def curve_style(curve_index: int) -> CurveStyle:
-    """Returns the style of curve number `curve_index`, counted from 0; the styles repeat after 24 curves."""
+    """Returns the style of curve number `curve_index`, counted from 0. The styles repeat after 24 curves."""
     round_index = curve_index // len(SERIES) % len(LINES)
     colour = SERIES[curve_index % len(SERIES)]
-    channels = [round(int(colour[position : position + 2], 16) * SHADES[round_index]) for position in (1, 3, 5)]
+    channels = [
+        round(int(colour[channel_start : channel_start + 2], 16) * SHADES[round_index]) for channel_start in (1, 3, 5)
+    ]
     return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[round_index])

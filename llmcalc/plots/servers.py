@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 @in_style
-def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
+def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
-    limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
+    latency_limits: limits that are drawn as lines. Without a chosen server, the second panel has the server with the
+        most tokens/s.
     """
     figure = new_figure(11, 8.6 if is_narrow() else 5.4)
     front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
-    draw_front(front_axes, studied_servers, limits)
-    draw_load(load_axes, studied_servers, limits)
+    draw_front(front_axes, studied_servers, latency_limits)
+    draw_load(load_axes, studied_servers, latency_limits)
     draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
 
@@ -40,26 +41,26 @@ def shown_index(studied_servers: Servers) -> int:
 
 def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
-    curves = [{point.concurrency: point for point in curve} for curve in studied_servers.curves]
-    return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.front]
+    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
+    return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
 
 
-def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
+def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
-    front_indices = list(dict.fromkeys(index for index, _ in front_servers))
+    front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
     colours = dict(zip(front_indices, SERIES, strict=False))
-    for index, curve in enumerate(studied_servers.curves):
-        x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
-        if index in colours:
-            name = escape_label(layout_text(studied_servers.servers[index]))
-            ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
+    for server_index, curve in enumerate(studied_servers.curves):
+        x, y = _tpot_milliseconds(curve), [front_point.per_device for front_point in curve]
+        if server_index in colours:
+            name = escape_label(layout_text(studied_servers.servers[server_index]))
+            ax.plot(x, y, color=colours[server_index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
-    points = [point for _, point in front_servers]
+    points = [front_point for _, front_point in front_servers]
     ax.plot(
         _tpot_milliseconds(points),
-        [point.per_device for point in points],
+        [front_point.per_device for front_point in points],
         color=INK,
         linewidth=5,
         alpha=0.18,
@@ -69,56 +70,72 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     )
     if studied_servers.chosen is not None:
         _mark_chosen(ax, studied_servers.chosen.point)
-    if limits.tpot is not None:
-        ax.axvline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1)
+    if latency_limits.tpot is not None:
+        ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _plain_numbers(ax)
-    ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if limits.tpot is not None else ""))
+    ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if latency_limits.tpot is not None else ""))
     ax.set_ylabel("output tokens/s of a device")
     ax.set_title("Which layout", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
 def _tpot_milliseconds(points: Sequence[LoadPoint]) -> list[float]:
-    return [1e3 * float(point.tpot.estimate) for point in points]
+    return [1e3 * float(curve_point.tpot.estimate) for curve_point in points]
 
 
-def _mark_chosen(ax: Axes, point: LoadPoint) -> None:
+def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
-    low_ms, estimate, high_ms = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
-    ax.plot([low_ms, high_ms], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
-    users = f"chosen: {point.concurrency:,} users, with its range"
-    ax.plot([estimate], [point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5)
+    low_ms, estimate, high_ms = (
+        1e3 * float(range_end)
+        for range_end in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
+    )
+    ax.plot(
+        [low_ms, high_ms], [chosen_point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4
+    )
+    users = f"chosen: {chosen_point.concurrency:,} users, with its range"
+    ax.plot(
+        [estimate], [chosen_point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5
+    )
 
 
-def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
+def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
-    index = shown_index(studied_servers)
-    curve = studied_servers.curves[index]
-    users = [point.concurrency for point in curve]
-    low_curve, high_curve = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
+    server_index = shown_index(studied_servers)
+    curve = studied_servers.curves[server_index]
+    users = [curve_point.concurrency for curve_point in curve]
+    low_curve, high_curve = (
+        [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in curve] for range_end in ("low", "high")
+    )
     ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(
         users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
     )
     if studied_servers.chosen is not None:
-        point = studied_servers.chosen.point
-        ax.plot([point.concurrency], _tpot_milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
-    if limits.tpot is not None:
-        ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
+        curve_point = studied_servers.chosen.point
+        ax.plot(
+            [curve_point.concurrency],
+            _tpot_milliseconds([curve_point]),
+            color=INK,
+            marker="*",
+            markersize=12,
+            linestyle="",
+        )
+    if latency_limits.tpot is not None:
+        ax.axhline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)
     ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
-    server = studied_servers.servers[index]
+    server = studied_servers.servers[server_index]
     ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of logarithmic axes; at 1, 2 and 5 of each decade if there are few decades."""
+    """Writes whole numbers at the ticks of logarithmic axes, of few decades at 1, 2 and 5 of each."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

@@ -34,14 +34,14 @@ def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None =
     rows = 2 if is_narrow() else 1
     figure = new_figure(10, 3.4 * rows + 1) if ax is None else None
     cache_axes, flops_axes = axes_of_panels(figure.subplots(rows, 2 // rows) if figure is not None else ax, 2)
-    for i, (name, study) in enumerate(studies):
-        _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
+    for budget_index, (name, study) in enumerate(studies):
+        _draw_curves(cache_axes, flops_axes, name, study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
     for ax_of_panel, title in (
         (cache_axes, "KV cache per token"),
         (flops_axes, "forward FLOPs per token / parameters"),
     ):
-        _ratio_axis(ax_of_panel, upright=True)
+        _ratio_axis(ax_of_panel, is_vertical=True)
         ax_of_panel.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
@@ -74,18 +74,18 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStud
             ax.plot(x, y, marker="D", markersize=9, color=style.colour)
 
 
-def _ratio_axis(ax: Axes, upright: bool) -> None:
+def _ratio_axis(ax: Axes, is_vertical: bool) -> None:
     """Formats a logarithmic axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    band = DENSE_BAND
-    if upright:
-        ax.axvspan(*band, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+    band_style = DENSE_BAND
+    if is_vertical:
+        ax.axvspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
         ax.set_xscale("log", base=2)
-        ax.set_xlabel(f"h / L; the band, {band[0]} to {band[1]}: most large dense decoders")
+        ax.set_xlabel(f"h / L; the band, {band_style[0]} to {band_style[1]}: most large dense decoders")
         axis: Axis = ax.xaxis
     else:
-        ax.axhspan(*band, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+        ax.axhspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
         ax.set_yscale("log", base=2)
         axis = ax.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -141,9 +141,9 @@ def aspect(
 def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
     draw_heading(figure, title)
-    handles, labels = ax.get_legend_handles_labels()
-    place = "outside lower center" if is_narrow() else "outside upper right"
-    figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=9)
+    legend_handles, legend_labels = ax.get_legend_handles_labels()
+    legend_place = "outside lower center" if is_narrow() else "outside upper right"
+    figure.legend(legend_handles, legend_labels, loc=legend_place, ncols=2, frameon=False, fontsize=9)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
@@ -170,38 +170,40 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, quantities in models:
-        value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
+        quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
         x_value = float(quantities.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
-        if value and x_value:
+        if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
-                Point(x_value, value, preset.display, preset.name)
+                Point(x_value, quantity_value, preset.display, preset.name)
             )
-    for mixture, colour, density in (
+    for is_mixture, colour, density in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
-        points_of_kind = points_by_kind[mixture]
+        points_of_kind = points_by_kind[is_mixture]
         x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
             ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=density)
     if title == ASPECT:
-        _ratio_axis(ax, upright=False)
+        _ratio_axis(ax, is_vertical=False)
     else:
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     if x_quantity == "parameters":
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))
+        ax.xaxis.set_major_formatter(
+            FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
+        )
     ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
     points = [*points_by_kind[False], *points_by_kind[True]]
-    median = sorted(point.y for point in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
+    median_value = sorted(point.y for point in points)[len(points) // 2] if points else 1
+    return sorted(points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:
-    """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
+    """Converts `2024-07` to 2024.5, and an unknown date to 0."""
     date_parts = [int(date_part) for date_part in release_date.split("-") if date_part]
     if not date_parts:
         return 0.0

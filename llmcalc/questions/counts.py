@@ -356,10 +356,10 @@ class ExplainQuestion:
         from ..reports.explain import report
         from ..symbolic.explain import explain
         from ..symbolic.formulas import Setting, TrainingSetting
-        from ..symbolic.symbolic import has_sympy, no_sympy
+        from ..symbolic.symbolic import has_sympy, missing_sympy_error
 
         if self.latex and not has_sympy():
-            raise no_sympy("--latex")
+            raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
         seq = usual_sequence(spec) if self.seq is None else self.seq
         if quantity == "time":

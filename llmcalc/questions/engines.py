@@ -86,7 +86,7 @@ class EngineQuestion:
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(record.title, record.known_flags(), self.values, record.instead)
+            flags = read_values(record.title, record.known_flags(), self.values, record.flags_by_option)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
@@ -280,7 +280,7 @@ def change_for_users(change: Change, users: int) -> Change:
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
     """Removes the context length of a launch file, which the length of the users' requests replaces."""
-    length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
+    length_field = record.flags_by_option["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
 
@@ -292,10 +292,10 @@ def _flags_for_users(
 
     Raises `InputError` if a flag also sets a length.
     """
-    if record.serving is not None:
-        serving_flags: dict[str, Any] = record.serving(preset, flags, users, seq)
+    if record.serving_flags is not None:
+        serving_flags: dict[str, Any] = record.serving_flags(preset, flags, users, seq)
         return serving_flags
-    length_flag = record.instead["--seq"]
+    length_flag = record.flags_by_option["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
     if seq is not None and flags.get(length_field, seq) != seq:
         raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")

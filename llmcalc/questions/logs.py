@@ -13,7 +13,7 @@ from ..costs.cache import kv
 from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
+from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
@@ -227,21 +227,25 @@ def _engine_run(
             logged_run.missing.append(str(second))
             return version, None, ""
     if record.budgets_free_memory and log_reading.free is not None:
-        flags[RECEIPT_FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
+        flags[RECEIPT_FIELD] = LoggedSizes(
+            logged_run.question.file, in_use_before(log_reading, hardware), memory.settings
+        )
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(log_reading, memory):
         flags["kv_cache_dtype"] = word
         memory = record.memory_on(preset, hardware, version, flags)
         logged_run.notes.append(
-            f"the cache has half the bytes per token: computed with {record.typed('kv_cache_dtype')} {word}, which the "
-            "log does not show; the checkpoint may say so"
+            f"the cache has half the bytes per token: computed with {record.spelling('kv_cache_dtype')} {word}, which "
+            "the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(memory.notes)
     if not log_reading.refused:
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
-    receipt = Receipt(logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
+    receipt = LoggedSizes(
+        logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings
+    )
     changes = record.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 

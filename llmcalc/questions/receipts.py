@@ -10,7 +10,7 @@ from typing import Any
 from ..accelerator import Hardware
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
+from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.logs.reading import LogReading
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
@@ -90,7 +90,7 @@ class ReceiptFile:
         except InputError:  # flags of the log that do not hold for this model
             memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
         in_use = in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
-        return {**flags, RECEIPT_FIELD: Receipt(self.file, in_use | self.terms, memory.settings)}
+        return {**flags, RECEIPT_FIELD: LoggedSizes(self.file, in_use | self.terms, memory.settings)}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""

@@ -31,7 +31,7 @@ class Answer(ABC):
 
     @property
     def document(self) -> Any:
-        """The document that the command prints with `--format json`; a list of documents for several models."""
+        """The document that the command prints with `--format json`, or a list of documents for several models."""
         import json
 
         from .formats.plain import json_text
@@ -59,17 +59,17 @@ class Answer(ABC):
     def _repr_html_(self) -> str:
         from .formats.html import tables_html
 
-        return tables_html(self.report().brief(rest=".document"))
+        return tables_html(self.report().brief(rest_text=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:
         """Builds the answer from a result. context: additional fields, such as the report and the model."""
-        values: dict[str, Any] = {
+        field_values: dict[str, Any] = {
             result_field.name: getattr(result, result_field.name)
             for result_field in fields(result)
             if result_field.init
         }
-        return cls(**values, **context)
+        return cls(**field_values, **context)
 
 
 @frozen(repr=False)

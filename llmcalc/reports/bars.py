@@ -28,21 +28,22 @@ class Bar(NamedTuple):
 
 
 def share_bar(bar: Bar) -> str:
-    """Returns the bar as text; a fraction above 0 is drawn at least as a thin line."""
+    """Returns the bar as text. A fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def timeline_bar(values: Sequence[int], maximum: int, width: int = WIDTH) -> str:
+def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:
     """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
-    maximum: the value of the highest level. width: characters.
+    maximum: the value of the highest level.
     """
-    if not values:
+    if not byte_counts:
         return ""
-    bar_length = min(width, len(values))
+    bar_length = min(WIDTH, len(byte_counts))
     value_ranges = [
-        values[len(values) * i // bar_length : len(values) * (i + 1) // bar_length] for i in range(bar_length)
+        byte_counts[len(byte_counts) * i // bar_length : len(byte_counts) * (i + 1) // bar_length]
+        for i in range(bar_length)
     ]
     return "".join(
-        LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, maximum))] for stretch in value_ranges
+        LEVELS[min(len(LEVELS) - 1, max(value_range) * len(LEVELS) // max(1, maximum))] for value_range in value_ranges
     )

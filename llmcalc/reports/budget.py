@@ -68,24 +68,27 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
 
 def _check_name(check: Check) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
-    name = f"fits on {check.accelerator}" if check.accelerator else check.key
-    return f"{name} ({settings})" if settings else name
+    settings_text = ", ".join(
+        f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items()
+    )
+    check_name = f"fits on {check.accelerator}" if check.accelerator else check.key
+    return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
-    write = WRITE[KINDS.get(check.key, "bytes")]
-    other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
+    write_value = WRITE[KINDS.get(check.key, "bytes")]
+    other_limits = [bound.value for bound in check.limits if bound.value != check.measured]
     is_near = any(
-        write(_number_or_none(limit_value)) == write(_number_or_none(check.measured)) for limit_value in other_limits
+        write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
+        for limit_value in other_limits
     )
-    return f"{_number_or_none(value):,}" if is_near else write(_number_or_none(value))
+    return f"{_number_or_none(value):,}" if is_near else write_value(_number_or_none(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
     """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
-    return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
+    return ", ".join(f"{bound.operator} {text(bound)}" for bound in check.limits)
 
 
 def _limit_text(check: Check, limit: Limit) -> str:
@@ -94,12 +97,12 @@ def _limit_text(check: Check, limit: Limit) -> str:
 
 
 def _write_share(check: Check) -> float | None:
-    limit = check.violated_limit or check.limits[0]
-    return float(check.measured / limit.value) if limit.value else None
+    bound = check.violated_limit or check.limits[0]
+    return float(check.measured / bound.value) if bound.value else None
 
 
-def _number_or_none(value: Fraction) -> int | float:
-    return int(value) if value.denominator == 1 else float(value)
+def _number_or_none(json_value: Fraction) -> int | float:
+    return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
 def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
@@ -128,11 +131,11 @@ def junit(file: str, checks: list[Check]) -> str:
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
-        suite = ET.SubElement(
+        test_suite = ET.SubElement(
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(count_violations(model_checks))
         )
         for check in model_checks:
-            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
+            test_case = ET.SubElement(test_suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
             if (limit := check.violated_limit) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(check, limit))
     return xml_text(root)
@@ -140,7 +143,7 @@ def junit(file: str, checks: list[Check]) -> str:
 
 def failure_message(check: Check, limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
-    kind = KINDS.get(check.key, "bytes")
-    unit = "parameters" if kind == "count" else kind
-    measured_text, bound = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
-    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound}"
+    check_kind = KINDS.get(check.key, "bytes")
+    unit = "parameters" if check_kind == "count" else check_kind
+    measured_text, bound_text = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
+    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound_text}"

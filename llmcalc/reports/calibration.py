@@ -30,31 +30,33 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.before),
         "after": _errors_data(calibration.after),
         "left_out": _errors_data(calibration.left_out),
-        "fitted": {name: rounded(value) for name, value in asdict(calibration.fitted).items()},
+        "fitted": {name: rounded(factor) for name, factor in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
 def _errors_data(errors: Errors) -> dict[str, float | None]:
-    return {name: None if value is None else rounded(value) for name, value in asdict(errors).items()}
+    return {name: None if error is None else rounded(error) for name, error in asdict(errors).items()}
 
 
 def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
     errors = ", ".join(
-        f"{units.percent(errors.median_error, 0)} {moment}"
-        for errors, moment in (
+        f"{units.percent(errors.median_error, 0)} {moment_text}"
+        for errors, moment_text in (
             (errors_before, "before"),
             (errors_after, "after"),
             (errors_left_out, "of runs left out"),
         )
     )
-    factors = ", ".join(f"{name} × {value:.2f}" for name, value in asdict(calibration.fitted).items())
+    factors = ", ".join(f"{name} × {factor:.2f}" for name, factor in asdict(calibration.fitted).items())
     notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
     if calibration.refused:
         notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
-        three = f"{units.percent(errors_before.best_of_three or 0)}, {units.percent(errors_after.best_of_three or 0)}"
-        notes.append(f"regret of the first layout {headline}; of the best of three {three}")
+        error_figures = (
+            f"{units.percent(errors_before.best_of_three or 0)}, {units.percent(errors_after.best_of_three or 0)}"
+        )
+        notes.append(f"regret of the first layout {headline}; of the best of three {error_figures}")
     return notes

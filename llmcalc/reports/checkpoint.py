@@ -20,8 +20,8 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and name prefix."""
     elements_by_prefix: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
-        prefix = pattern.partition(".*")[0] if ".*" in pattern else pattern.removesuffix(".weight")
+        name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
+        prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[prefix] = elements_by_prefix.get(prefix, 0) + tensor.elements
     document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
@@ -43,14 +43,15 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             ],
         },
     }
-    columns = (
+    prefix_columns = (
         Column("component", "component", justify="left"),
         Column("elements", "elements", units.exact),
         Column("share", "share", units.percent),
     )
-    total = checkpoint.elements or 1
+    total_elements = checkpoint.elements or 1
     part_rows = [
-        Row([prefix, element_count, element_count / total]) for prefix, element_count in elements_by_prefix.items()
+        Row([prefix, element_count, element_count / total_elements])
+        for prefix, element_count in elements_by_prefix.items()
     ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
@@ -76,7 +77,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         [
             Table(
                 f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
-                columns,
+                prefix_columns,
                 part_rows,
                 notes=notes,
                 name="tensors",
@@ -86,22 +87,24 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     ).for_target(name)
 
 
-def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: TensorMatch) -> Report:
+def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, matched: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     document = {
         "model": model_data(preset),
         "checkpoint": {
-            "path": origin,
+            "path": model_origin,
             "format": checkpoint.format,
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
         },
-        "ok": match.ok,
-        "matched": match.matched,
+        "ok": matched.ok,
+        "matched": matched.matched,
         "missing": [
-            {"node": expected_tensor.node, "shape": list(expected_tensor.shape)} for expected_tensor in match.missing
+            {"node": expected_tensor.node, "shape": list(expected_tensor.shape)} for expected_tensor in matched.missing
         ],
-        "extra": [{"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in match.extra],
+        "extra": [
+            {"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in matched.extra
+        ],
         "misshapen": [
             {
                 "node": expected_tensor.node,
@@ -109,10 +112,10 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Ten
                 "tensor": stored_tensor.name,
                 "shape": list(stored_tensor.shape),
             }
-            for expected_tensor, stored_tensor in match.misshapen
+            for expected_tensor, stored_tensor in matched.misshapen
         ],
-        "stored_again": [stored_tensor.name for stored_tensor in match.stored_again],
-        "buffers": [stored_tensor.name for stored_tensor in match.buffers],
+        "stored_again": [stored_tensor.name for stored_tensor in matched.stored_again],
+        "buffers": [stored_tensor.name for stored_tensor in matched.buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
@@ -120,32 +123,33 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Ten
     )  # fmt: skip
     rows = [
         Row(["misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape)])
-        for expected_tensor, stored_tensor in match.misshapen
+        for expected_tensor, stored_tensor in matched.misshapen
     ]
     rows += [
         Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
-        for expected_tensor in match.missing
+        for expected_tensor in matched.missing
     ]
     rows += [
-        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None]) for stored_tensor in match.extra
+        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None]) for stored_tensor in matched.extra
     ]
-    verdict = "all tensors match the model" if match.ok else "the tensors do not match the model"
+    verdict = "all tensors match the model" if matched.ok else "the tensors do not match the model"
     notes = [
-        f"{match.matched:,} expected tensors found; {len(match.missing):,} missing, {len(match.extra):,} extra, "
-        f"{len(match.misshapen):,} misshapen"
+        f"{matched.matched:,} expected tensors found; {len(matched.missing):,} missing, {len(matched.extra):,} extra, "
+        f"{len(matched.misshapen):,} misshapen"
     ]
     if len(rows) > MOST_SHOWN:
         notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
-    if match.stored_again:
-        tensor_names = ", ".join(stored_tensor.name for stored_tensor in match.stored_again[:3])
+    if matched.stored_again:
+        tensor_names = ", ".join(stored_tensor.name for stored_tensor in matched.stored_again[:3])
         notes.append(f"the tied output head is stored again: {tensor_names}")
-    if match.buffers:
+    if matched.buffers:
         notes.append(
-            f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"
+            f"{len(matched.buffers):,} buffers are stored beside the parameters, such as {matched.buffers[0].name}"
         )
     return Report(
-        document, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
-    ).for_target(origin)
+        document,
+        [Table(f"{model_origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)],
+    ).for_target(model_origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Fit, Hardware
+from ..device_memory.settings import NARROW_PRODUCTS
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import stages
@@ -17,22 +18,9 @@ from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import (
-    PHASE_COLUMNS,
-    accelerators_table,
-    device_data,
-    execution_data,
-    fits_data,
-    host_data,
-    host_notes,
-    kind_parts,
-    phase_parts,
-    phase_rows,
-    settings_text,
-    stored_weights_notes,
-    untested_notes,
-    workload_data,
-)
+from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows
+from .memory_data import device_data, execution_data, fits_data, host_data, workload_data
+from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
@@ -46,7 +34,7 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    is_even = len({next_start - start for start, next_start in pairwise(starts)}) == 1
+    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(starts)}) == 1
     return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
 
 
@@ -119,8 +107,8 @@ def report(
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
-    column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
-    memory_use = column.states
+    rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
+    memory_use = rank_memory.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
@@ -155,9 +143,9 @@ def report(
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
-    columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
+    rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
-    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
+    ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
@@ -167,8 +155,8 @@ def report(
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
-    fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
+    fits_table = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         cluster_data(preset, cluster, fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
@@ -178,7 +166,7 @@ def report(
             *_kinds_by_rank(cluster),
             phases,
             *([messages] if messages.rows else []),
-            fits_on,
+            fits_table,
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
@@ -212,8 +200,10 @@ def _launch_notes(launch: Launch | None) -> list[str]:
     notes = list(launch.notes)
     if launch.filled_in:
         version = f" {launch.version}" if launch.version else ""
-        values = ", ".join(f"{name} {_value_text(value)}" for name, value in launch.filled_in.items())
-        notes.insert(0, f"defaults of {launch.program}{version}: {values}")
+        defaults_text = ", ".join(
+            f"{name} {_value_text(default_value)}" for name, default_value in launch.filled_in.items()
+        )
+        notes.insert(0, f"defaults of {launch.program}{version}: {defaults_text}")
     return notes
 
 
@@ -222,9 +212,9 @@ def _override_text(launch: Launch | None) -> str:
     if launch is None or not launch.overridden:
         return ""
     texts = (
-        f"{option(name)} {_value_text(override.option)}"
-        + ("" if override.file is None else f" in the place of {_value_text(override.file)}")
-        for name, override in launch.overridden.items()
+        f"{option(name)} {_value_text(changed_setting.option)}"
+        + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
+        for name, changed_setting in launch.overridden.items()
     )
     return f"; beside the file {', '.join(texts)}"
 
@@ -237,7 +227,7 @@ def _value_text(value: Any) -> str:
 
 
 def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
-    """Returns the JSON document of the memory of ranks; bytes are exact integers.
+    """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
@@ -268,16 +258,16 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
             "device_rank": cluster.device_rank.rank,
             "by_rank": [
                 {
-                    "rank": item.rank,
-                    "stage": item.stage,
-                    "layers": layers[item.stage],
-                    "peak_bytes": item.device.peak_bytes,
-                    "after_step_bytes": item.device.after_step_bytes,
-                    "reserved_bytes": item.device.reserved_bytes,
-                    "device_bytes": item.device.device_bytes,
-                    "by_kind": dict(item.device.by_kind),
+                    "rank": rank.rank,
+                    "stage": rank.stage,
+                    "layers": layers[rank.stage],
+                    "peak_bytes": rank.device.peak_bytes,
+                    "after_step_bytes": rank.device.after_step_bytes,
+                    "reserved_bytes": rank.device.reserved_bytes,
+                    "device_bytes": rank.device.device_bytes,
+                    "by_kind": dict(rank.device.by_kind),
                 }
-                for item in cluster.by_rank
+                for rank in cluster.by_rank
             ],
             "parameters": cluster.memory.states.count.total,
         },
@@ -285,14 +275,14 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
         if cluster.messages is None
         else [
             {
-                "group": item.group,
-                "ranks": item.ranks,
-                "kind": item.kind,
-                "count": item.count,
-                "buffer_bytes": item.bytes,
-                "wire_bytes": item.count * item.wire_bytes,
+                "group": rank.group,
+                "ranks": rank.ranks,
+                "kind": rank.kind,
+                "count": rank.count,
+                "buffer_bytes": rank.bytes,
+                "wire_bytes": rank.count * rank.wire_bytes,
             }
-            for item in cluster.messages
+            for rank in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
         "fits": fits_data(fits),
@@ -307,15 +297,15 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message in group order."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
-        totals[0] += message.count
-        totals[1] = max(totals[1], message.bytes)
-        totals[2] += message.count * message.wire_bytes
-    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in totals_by_message))
-    ordered_messages = sorted(totals_by_message.items(), key=lambda message: groups.index(message[0][:2]))
+        totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals_of_groups[0] += message.count
+        totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
+        totals_of_groups[2] += message.count * message.wire_bytes
+    rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
-        for (group, ranks, message_kind), totals in ordered_messages
+        Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals_of_groups])
+        for (rank_group, ranks, message_kind), totals_of_groups in ordered_messages
     ]
 
 
@@ -335,7 +325,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
             [
                 rank.rank,
                 rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[rank.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(first_and_last))) for first_and_last in layers[rank.stage]),
                 rank.device.peak_bytes,
                 rank.device.after_step_bytes,
                 rank.device.reserved_bytes,
@@ -347,7 +337,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
 
 
 def _kinds_by_rank(cluster: Cluster) -> list[Table]:
-    """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
+    """Returns the kinds of memory at the peak of each rank, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
     memory_kinds = [
@@ -369,12 +359,12 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
 def _number_ranges(numbers: Sequence[int]) -> str:
     """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
     ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
+    for next_number in numbers:
+        if ranges and next_number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [next_number]
         else:
-            ranges.append([number])
-    return ", ".join("–".join(map(str, ends)) for ends in ranges)
+            ranges.append([next_number])
+    return ", ".join("–".join(map(str, range_ends)) for range_ends in ranges)
 
 
 def _serving_notes(cluster: Cluster) -> list[str]:
@@ -403,15 +393,20 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         DROPLESS,
     )
     if cluster.trains and cluster.layout.ep > 1 and not has_capacity:
-        uneven = (
+        uneven_text = (
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
-        notes.append(f"the experts of each rank get an even share of the rows{uneven}")
+        notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
+    if cluster.settings.precision in NARROW_PRODUCTS:
+        terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:
-        band = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
-        notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
+        reserved_range = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
+        notes.append(
+            f"reserved: {reserved_range} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
+        )
     if cluster.peak_rank.rank != cluster.device_rank.rank:
         peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
         notes.append(f"rank {cluster.peak_rank.rank} allocates the most, {peak}, and requires less with fragmentation")

@@ -62,9 +62,9 @@ class Load(NamedTuple):
     hardware: str
     users: int
 
-    def data(self, q: Quantities) -> dict[str, Any]:
-        """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
-        timed_run = q.decoding
+    def data(self, counts: Quantities) -> dict[str, Any]:
+        """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
+        timed_run = counts.decoding
         seconds: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.amount.as_data()
         )
@@ -79,14 +79,17 @@ class Load(NamedTuple):
     def lines(self) -> tuple[Line, ...]:
         """Returns the table's rows of the time per token, with models as columns."""
         return (
-            (f"TPOT, {plural(self.users, 'user')}", lambda q: _tpot_range(q.decoding)),
-            ("  tokens/s", lambda q: "–" if q.decoding is None else f"{q.decoding.tokens_per_second:,.0f}"),
+            (f"TPOT, {plural(self.users, 'user')}", lambda counts: _tpot_range(counts.decoding)),
+            (
+                "  tokens/s",
+                lambda counts: "–" if counts.decoding is None else f"{counts.decoding.tokens_per_second:,.0f}",
+            ),
         )
 
-    def note(self, q: Quantities) -> str:
+    def note(self, counts: Quantities) -> str:
         return (
-            f"TPOT: a token of {plural(self.users, 'user')} after {q.seq:,} tokens on 1 {self.hardware} under vLLM, "
-            "with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
+            f"TPOT: a token of {plural(self.users, 'user')} after {counts.seq:,} tokens on 1 {self.hardware} under vLLM"
+            ", with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
         )
 
 
@@ -98,9 +101,12 @@ def report(
     load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
-        [{"model": model_data(preset), "compare": _quantities_data(q, load)} for preset, q in compared_models]
+        [{"model": model_data(preset), "compare": _quantities_data(counts, load)} for preset, counts in compared_models]
     )
-    lines, warnings = _quantity_lines([q for _, q in compared_models], load), _position_warnings(compared_models)
+    lines, warnings = (
+        _quantity_lines([counts for _, counts in compared_models], load),
+        _position_warnings(compared_models),
+    )
     if layout == "rows":
         return Report(documents, [_flat_rows(compared_models, load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
@@ -114,18 +120,23 @@ def report(
     return Report(
         documents,
         with_notes_below(
-            [_block_table(block, lines) for block in blocks], [*_compare_notes(compared_models, load), *warnings]
+            [_block_table(model_block, lines) for model_block in blocks],
+            [*_compare_notes(compared_models, load), *warnings],
         ),
     )
 
 
 def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
-    labels = 2 + max(len(label) for label, _ in lines)
-    widths = [2 + max(len(cell) for cell in (preset.display, *_line_cells(q, lines))) for preset, q in compared_models]
+    label_width = 2 + max(len(row_label) for row_label, _ in lines)
+    widths = [
+        2 + max(len(cell) for cell in (preset.display, *_line_cells(counts, lines)))
+        for preset, counts in compared_models
+    ]
     models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared_models), models_per_block)
+        label_width + sum(widths[i : i + models_per_block]) > width
+        for i in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1
     block_count = -(-len(compared_models) // models_per_block)
@@ -134,32 +145,34 @@ def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], wi
         yield list(compared_models[i : i + even_length])
 
 
-def _block_table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
-    columns = [Column("quantity", "", justify="left")] + [Column(preset.name, preset.display) for preset, _ in block]
-    cells = [_line_cells(q, lines) for _, q in block]
+def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Table:
+    columns = [Column("quantity", "", justify="left")] + [
+        Column(preset.name, preset.display) for preset, _ in model_block
+    ]
+    cells = [_line_cells(counts, lines) for _, counts in model_block]
     rows = [
-        Row([label.strip(), *cell_texts], depth=int(label.startswith(" ")))
-        for (label, _), *cell_texts in zip(lines, *cells, strict=True)
+        Row([row_label.strip(), *cell_texts], depth=int(row_label.startswith(" ")))
+        for (row_label, _), *cell_texts in zip(lines, *cells, strict=True)
         if any(cell_texts)
     ]
     return Table("", columns, rows)
 
 
-def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
-    return [cell_text(q) for _, cell_text in lines]
+def _line_cells(counts: Quantities, lines: Sequence[Line]) -> list[str]:
+    return [cell_text(counts) for _, cell_text in lines]
 
 
 def _for_every_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda q: " / ".join(unique_texts([stack_text(shape) for shape in q.shapes]))
+    return lambda counts: " / ".join(unique_texts([stack_text(shape) for shape in counts.shapes]))
 
 
-def _ratio_text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _ratio_text(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}"
 
 
-def _whole_text(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
+def _whole_text(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
 
 
 def aspect_text(ratio: float, in_band: bool) -> str:
@@ -192,21 +205,24 @@ def _activation_text(shape: StackShape) -> str:
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
-    parameter_scale = units.count_scale(10 * min(q.active for q in quantities))
-    flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
-    caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
+    parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
+    flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
+    caches = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
     cache = units.memory_scale(min(caches, default=0))
     return (
         (
             f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
-            lambda q: parameter_scale.write(q.parameters),
+            lambda counts: parameter_scale.write(counts.parameters),
         ),
-        ("  active per token", lambda q: parameter_scale.write(q.active)),
+        ("  active per token", lambda counts: parameter_scale.write(counts.active)),
         *_SHAPE_LINES,
-        (f"{flops_scale.name}/tok at {quantities[0].seq:,}", lambda q: flops_scale.write(q.forward_flops_per_token)),
+        (
+            f"{flops_scale.name}/tok at {quantities[0].seq:,}",
+            lambda counts: flops_scale.write(counts.forward_flops_per_token),
+        ),
         (
             f"KV {cache.name} per token" if caches else "KV cache per token",
-            lambda q: "–" if q.kv_bytes_per_token is None else cache.write(q.kv_bytes_per_token),
+            lambda counts: "–" if counts.kv_bytes_per_token is None else cache.write(counts.kv_bytes_per_token),
         ),
         *(load.lines() if load is not None else ()),
         *_STYLE_LINES,
@@ -233,25 +249,25 @@ _STYLE_LINES: tuple[Line, ...] = (
 
 
 def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> list[str]:
-    quantities = [q for _, q in compared_models]
-    shapes = [shape for q in quantities for shape in q.shapes]
+    quantities = [counts for _, counts in compared_models]
+    shapes = [shape for counts in quantities for shape in counts.shapes]
     notes: list[str] = []
     if any(shape.in_dense_band for shape in shapes):
         notes.append(BAND)
-    for preset, q in compared_models:
-        if q.shape.mixture_of_experts:
-            style = describe_part(q.shape.block.feed_forward, q.shape.hidden_size)
+    for preset, counts in compared_models:
+        if counts.shape.mixture_of_experts:
+            style = describe_part(counts.shape.block.feed_forward, counts.shape.hidden_size)
             notes.append(
                 f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = "
-                f"{_whole_text(q.shape.feed_forward_width)}"
+                f"{_whole_text(counts.shape.feed_forward_width)}"
             )
-    if any(q.encoder is not None for q in quantities):
+    if any(counts.encoder is not None for counts in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
-    for preset, q in compared_models:
-        if len(distinct_blocks(q.spec)) > len(q.shapes):
+    for preset, counts in compared_models:
+        if len(distinct_blocks(counts.spec)) > len(counts.shapes):
             kinds_text = ", ".join(
                 f"{layer_count} {'of the base kind' if name == 'block' else name}"
-                for name, layer_count in q.shape.layer_kinds.items()
+                for name, layer_count in counts.shape.layer_kinds.items()
             )
             notes.append(
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
@@ -267,9 +283,9 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({q.context_length:,})"
-        for preset, q in compared_models
-        if q.context_length is not None and q.context_length < seq
+        f"{preset.display} ({counts.context_length:,})"
+        for preset, counts in compared_models
+        if counts.context_length is not None and counts.context_length < seq
     ]
     return (
         [
@@ -302,27 +318,29 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
     }
 
 
-def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
+def _quantities_data(counts: Quantities, load: Load | None = None) -> dict[str, Any]:
     """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
     """
     return {
-        "parameters": q.parameters,
-        "active": q.active,
-        "stack": "encoder" if q.spec.kind == "encoder" else "decoder",
-        **_shape_data(q.shape),
-        "position": position_encodings(q.spec),
-        "vocab_size": q.vocab_size,
-        "vocabulary_parameters": q.vocabulary_parameters,
-        "vocabulary_share": q.vocabulary_share,
-        "flops_per_token": q.forward_flops_per_token,
-        "kv_bytes_per_token": q.kv_bytes_per_token,
-        "seq": q.seq,
+        "parameters": counts.parameters,
+        "active": counts.active,
+        "stack": "encoder" if counts.spec.kind == "encoder" else "decoder",
+        **_shape_data(counts.shape),
+        "position": position_encodings(counts.spec),
+        "vocab_size": counts.vocab_size,
+        "vocabulary_parameters": counts.vocabulary_parameters,
+        "vocabulary_share": counts.vocabulary_share,
+        "flops_per_token": counts.forward_flops_per_token,
+        "kv_bytes_per_token": counts.kv_bytes_per_token,
+        "seq": counts.seq,
         "pairs": "full",
-        "dtype": q.dtype,
-        **(load.data(q) if load is not None else {}),
-        "stacks": {} if q.encoder is None else {"encoder": _shape_data(q.encoder), "decoder": _shape_data(q.shape)},
+        "dtype": counts.dtype,
+        **(load.data(counts) if load is not None else {}),
+        "stacks": {}
+        if counts.encoder is None
+        else {"encoder": _shape_data(counts.encoder), "decoder": _shape_data(counts.shape)},
     }
 
 
@@ -332,10 +350,12 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
     take the place of the shape.
     """
-    parameter_scale = units.count_scale(_lower_quartile(q.parameters for _, q in compared_models))
-    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared_models), "FLOPs")
+    parameter_scale = units.count_scale(_lower_quartile(counts.parameters for _, counts in compared_models))
+    flops_scale = units.decimal_scale(
+        _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
+    )
     cache = units.memory_scale(
-        _lower_quartile(q.kv_bytes_per_token for _, q in compared_models if q.kv_bytes_per_token)
+        _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
@@ -358,19 +378,19 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         Row(
             [
                 preset.target,
-                q.parameters,
-                None if q.active == q.parameters else q.active,
-                q.shape.num_hidden_layers,
-                q.shape.hidden_size,
-                f"{q.shape.aspect_ratio:.0f}",
-                _ratio_text(q.shape.feed_forward_ratio),
-                q.kv_bytes_per_token,
-                _kv_heads(q.shape),
-                q.forward_flops_per_token,
+                counts.parameters,
+                None if counts.active == counts.parameters else counts.active,
+                counts.shape.num_hidden_layers,
+                counts.shape.hidden_size,
+                f"{counts.shape.aspect_ratio:.0f}",
+                _ratio_text(counts.shape.feed_forward_ratio),
+                counts.kv_bytes_per_token,
+                _kv_heads(counts.shape),
+                counts.forward_flops_per_token,
             ][: len(columns)]
-            + [cell_text(q) for _, cell_text in (load.lines() if load is not None else ())]
+            + [cell_text(counts) for _, cell_text in (load.lines() if load is not None else ())]
         )
-        for preset, q in compared_models
+        for preset, counts in compared_models
     ]
     first_model = compared_models[0][1]
     notes = [
@@ -395,8 +415,16 @@ def _lower_quartile(values: Iterable[float]) -> float:
 def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
     rows = [
-        {"target": preset.target, **_quantities_data(q, load), "position": ", ".join(position_encodings(q.spec))}
-        for preset, q in compared_models
+        {
+            "target": preset.target,
+            **_quantities_data(counts, load),
+            "position": ", ".join(position_encodings(counts.spec)),
+        }
+        for preset, counts in compared_models
     ]
-    keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
-    return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])
+    column_keys = [column_key for column_key, value in rows[0].items() if not isinstance(value, dict)]
+    return Table(
+        "",
+        [Column(column_key, column_key) for column_key in column_keys],
+        [Row([row[column_key] for column_key in column_keys]) for row in rows],
+    )

@@ -14,7 +14,7 @@ from .document import Column, Row, Table
 
 def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
     """Returns the table of rules of thumb, below the rows of the exact counts."""
-    scale = units.decimal_scale(max(rule.total for rule in rules), "FLOPs")
+    scale = units.decimal_scale(max(rule_of_thumb.total for rule_of_thumb in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -24,12 +24,22 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: S
     )
     rows = [
         Row(
-            [rule.name, rule.formula, rule.total, rule.error_full, rule.error_causal],
-            strong=rule.key.startswith("exact_"),
+            [
+                rule_of_thumb.name,
+                rule_of_thumb.formula,
+                rule_of_thumb.total,
+                rule_of_thumb.error_full,
+                rule_of_thumb.error_causal,
+            ],
+            strong=rule_of_thumb.key.startswith("exact_"),
         )
-        for rule in rules
+        for rule_of_thumb in rules
     ]
-    notes = [f"{rule.name}: {rule.source}; {rule.remark}" for rule in rules if rule.source]
+    notes = [
+        f"{rule_of_thumb.name}: {rule_of_thumb.source}; {rule_of_thumb.remark}"
+        for rule_of_thumb in rules
+        if rule_of_thumb.source
+    ]
     notes += [
         "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
         "HQ, n_ctx, T tokens of a sequence",
@@ -67,5 +77,5 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
 
 
 def conventions_data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Returns the rules of thumb as plain data; errors are fractions."""
-    return [asdict(rule) for rule in rules]
+    """Returns the rules of thumb as plain data. Errors are fractions."""
+    return [asdict(rule_of_thumb) for rule_of_thumb in rules]

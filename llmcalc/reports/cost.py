@@ -33,9 +33,9 @@ COLUMNS = (
 )
 
 
-def amount_text(value: float, digits: int = 2) -> str:
+def amount_text(amount: float, digits: int = 2) -> str:
     """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
-    rounded_value = float(f"{value:.{digits}g}")
+    rounded_value = float(f"{amount:.{digits}g}")
     return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
 
 
@@ -46,7 +46,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         Row(
             [
                 TITLES[name][0],
-                *(DisplayedValue(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                *(DisplayedValue(range_end, amount_text(range_end, digits)) for range_end in _range_ends(amount)),
                 TITLES[name][1],
             ]
         )
@@ -77,10 +77,10 @@ def _range_ends(amount: Amount) -> tuple[float, float, float]:
 
 def _answer_text(run_cost: RunCost) -> str:
     days, cost = run_cost.cost.days, run_cost.cost.money
-    spent = "" if cost is None else f", {money_range(cost)}"
+    spent_text = "" if cost is None else f", {money_range(cost)}"
     if run_cost.is_measured:
-        return f"{amount_text(days.estimate, 3)} days{spent}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely_text(run_cost)}"
+        return f"{amount_text(days.estimate, 3)} days{spent_text}"
+    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent_text}, likely {_likely_text(run_cost)}"
 
 
 def _likely_text(run_cost: RunCost) -> str:
@@ -104,10 +104,10 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     assert run_cost.step is not None
     assert run_cost.steps is not None
     step_text = duration(run_cost.step.estimate, digits=3)
-    kind = "measured" if run_cost.is_measured else "likely"
+    step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {layout_cell(run_cost.plan.plan.feasible[0].layout)}"
     return (
-        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {kind} {step_text} each, on "
+        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}"
     )
 
@@ -134,8 +134,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
             f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
-    kind = "training" if run_cost.tokens else "requests"
-    return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
+    amount_kind = "training" if run_cost.tokens else "requests"
+    return [*notes, f"not counted: {', '.join(NOT_COUNTED[amount_kind])}"]
 
 
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:

@@ -23,13 +23,13 @@ def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
     components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
-    serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
+    serial_number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
     tool = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
         "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{serial}",
+        "serialNumber": f"urn:uuid:{serial_number}",
         "version": 1,
         "metadata": {"tools": {"components": [tool]}},
         "components": components,
@@ -43,13 +43,15 @@ def _component_of_model(lock_entry: LockEntry) -> dict[str, Any]:
         "modelArchitecture": headline(preset.model),
     }
     skipped_keys = {"target", "name"}
-    values = _properties_of_entry({key: value for key, value in locked_values.items() if key not in skipped_keys})
+    entry_values = _properties_of_entry(
+        {value_key: entry_value for value_key, entry_value in locked_values.items() if value_key not in skipped_keys}
+    )
     component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": locked_values["target"],
         "name": preset.title or locked_values["name"],
         "modelCard": {"modelParameters": architecture},
-        "properties": [{"name": f"llmcalc:{name}", "value": value} for name, value in values],
+        "properties": [{"name": f"llmcalc:{name}", "value": entry_value} for name, entry_value in entry_values],
     }
     if preset.developer:
         component["publisher"] = preset.developer
@@ -60,14 +62,14 @@ def _component_of_model(lock_entry: LockEntry) -> dict[str, Any]:
     return component
 
 
-def _properties_of_entry(locked_values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def _properties_of_entry(locked_values: Mapping[str, Any], key_path: str = "") -> Iterator[tuple[str, str]]:
     """Yields the values of a lock file's entry as CycloneDX properties: dotted names and texts.
 
     Entries without a value are left out.
     """
-    for key, value in locked_values.items():
-        name = f"{path}{key}"
-        if isinstance(value, Mapping):
-            yield from _properties_of_entry(value, f"{name}.")
-        elif value is not None:
-            yield name, str(value)
+    for value_key, entry_value in locked_values.items():
+        name = f"{key_path}{value_key}"
+        if isinstance(entry_value, Mapping):
+            yield from _properties_of_entry(entry_value, f"{name}.")
+        elif entry_value is not None:
+            yield name, str(entry_value)

@@ -55,7 +55,7 @@ SKIPPED_COLUMNS = (
 
 
 def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
-    """Returns a table of the files that were not compared; the JSON document does not list them.
+    """Returns a table of the files that were not compared. The JSON document does not list them.
 
     reasons: file → why it is not compared.
     """
@@ -65,18 +65,18 @@ def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
     )
 
 
-def report(difference: Difference, title: str = "", unread: str = "") -> Report:
+def report(difference: Difference, title: str = "", unread_files: str = "") -> Report:
     """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
-    unread: why the first model could not be read; empty if it was.
+    unread_files: why the first model could not be read; empty if it was.
     """
     model_before, model_after = difference.before, difference.after
     model = model_after or model_before
     assert model is not None
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
-    warnings = [*([unread] if unread else []), *_length_warnings(difference)]
-    added_text = "could not be read before" if unread else "added"
+    warnings = [*([unread_files] if unread_files else []), *_length_warnings(difference)]
+    added_text = "could not be read before" if unread_files else "added"
     headline_text = (
         added_text if model_before is None else "removed" if model_after is None else _answer_text(difference)
     )
@@ -117,25 +117,25 @@ def _length_warnings(difference: Difference) -> list[str]:
 
 def _answer_text(difference: Difference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
-    total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
+    total_change = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"
-    if not total.changed:
+    if not total_change.changed:
         return "as many parameters"
-    relative = _relative_change(total)
-    relative_text = "" if relative is None else f" ({units.signed_percent(relative)})"
-    return f"{_change_text(total)} parameters{relative_text}"
+    relative_change = _relative_change(total_change)
+    relative_text = "" if relative_change is None else f" ({units.signed_percent(relative_change)})"
+    return f"{_change_text(total_change)} parameters{relative_text}"
 
 
 def _quantity_row(quantity: Quantity) -> Row:
     text_before, text_after = _both_values_text(quantity)
-    change = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
+    change_text = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
     return Row(
         [
             quantity.name,
             DisplayedValue(quantity.before, text_before),
             DisplayedValue(quantity.after, text_after),
-            change,
+            change_text,
             _relative_change(quantity),
         ]
     )
@@ -155,7 +155,7 @@ def _both_values_text(quantity: Quantity) -> list[str]:
 
 
 def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
-    """Writes `0.50 GiB`; without scaling for units without a prefix, and for 0."""
+    """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
     return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
 
 
@@ -182,13 +182,16 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
         scale = scale_function(largest_change)
 
-    def cell(value: float | None) -> DisplayedValue:
+    def write_value(value: float | None) -> DisplayedValue:
         return DisplayedValue(value, "–" if value is None else scale.write(value))
 
-    def change(value: float) -> DisplayedValue:
+    def write_change(value: float) -> DisplayedValue:
         return DisplayedValue(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
 
-    rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown_nodes]
+    rows = [
+        Row([node.name, write_value(node.before), write_value(node.after), write_change(node.change)])
+        for node in shown_nodes
+    ]
     hidden_count = len(nodes) - len(rows)
     notes = (
         [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
@@ -196,18 +199,11 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
         else []
     )
     unit_text = f", in {scale.name}" if scale.name else ""
-    return Table(
-        f"{name[0].upper()}{name[1:]} by node{unit_text}",
-        NODE_COLUMNS,
-        rows,
-        "",
-        notes,
-        name=name,
-    )
+    return Table(f"{name[0].upper()}{name[1:]} by node{unit_text}", NODE_COLUMNS, rows, "", notes, name=name)
 
 
 def _field_text(value: Any) -> str:
-    """Writes the value of a description's field; a dash if not set."""
+    """Writes the value of a description's field, or a dash if not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -222,8 +218,10 @@ def _difference_data(difference: Difference) -> dict[str, Any]:
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
         "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
-        "quantities": [_quantity_data(item) for item in difference.quantities],
-        "components": {name: [_quantity_data(item) for item in nodes] for name, nodes in difference.components.items()},
+        "quantities": [_quantity_data(quantity) for quantity in difference.quantities],
+        "components": {
+            name: [_quantity_data(quantity) for quantity in nodes] for name, nodes in difference.components.items()
+        },
     }
 
 

@@ -79,7 +79,7 @@ class LinkedNote(str):
 
 
 def text_of_cell(cell: DisplayedValue) -> str:
-    """Returns the displayed text of a `DisplayedValue` cell; columns use it as their `write` function."""
+    """Returns the displayed text of a `DisplayedValue` cell. Columns use it as their `write` function."""
     return cell.text
 
 
@@ -173,42 +173,44 @@ class Report(NamedTuple):
             raise InputError(f"--table: there is no table '{name}'; {known_names}")
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
-    def with_entry(self, name: str, entry: Any, note: str) -> Report:
+    def with_entry(self, name: str, document_entry: Any, note: str) -> Report:
         """Returns the report with another entry in the document, and a first note on the first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
-        data = {**self.data, name: entry}
-        if "notes" in data:
-            data["notes"] = [note, *data["notes"]]
-        return self._replace(data=data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables])
+        data_with_entry = {**self.data, name: document_entry}
+        if "notes" in data_with_entry:
+            data_with_entry["notes"] = [note, *data_with_entry["notes"]]
+        return self._replace(
+            data=data_with_entry, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables]
+        )
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
-        data = self.with_notes()
-        if isinstance(data, list):
-            return [{"schema_version": SCHEMA_VERSION, **document} for document in data]
-        return {"schema_version": SCHEMA_VERSION, **data}
+        notes_and_data = self.with_notes()
+        if isinstance(notes_and_data, list):
+            return [{"schema_version": SCHEMA_VERSION, **document} for document in notes_and_data]
+        return {"schema_version": SCHEMA_VERSION, **notes_and_data}
 
     def with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the data with the notes of all tables, unless the data has notes or is a list of documents."""
         if isinstance(self.data, list):
             return self.data
-        data = self.data | {name: compute() for name, compute in self.computed_last.items()}
-        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | data
+        document_data = self.data | {name: compute_entry() for name, compute_entry in self.computed_last.items()}
+        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def brief(self, rest: str = "--notes") -> Report:
+    def brief(self, rest_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out. rest: what prints them; default `--notes`.
+        A last note says how many notes, tables and rows are left out. rest_text: what prints them; default `--notes`.
         """
         tables: list[Table] = []
-        remaining_notes, hidden = MOST_NOTES, 0
+        remaining_notes, hidden_count = MOST_NOTES, 0
         for table in [*self.tables, None]:
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
-            left_out_notes += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
+            left_out_notes += [f"{hidden_count} more note{'s' * (hidden_count > 1)}"] if hidden_count else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest}"]
-                tables[-1], hidden = tables[-1]._replace(notes=notes), 0
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest_text}"]
+                tables[-1], hidden_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
             remaining_notes = MOST_NOTES if table.answer else remaining_notes
@@ -218,7 +220,7 @@ class Report(NamedTuple):
                 if warning or remaining_notes:
                     shown_notes.append(note)
                     remaining_notes -= not warning
-            hidden += len(table.notes) - len(shown_notes)
+            hidden_count += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
 
@@ -240,15 +242,15 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
     """Returns the report after a function `change` is applied to every text."""
 
-    def changing(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+    def changed_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda value: change(format_value(value))
 
-    def cell(value: Any) -> Any:
+    def changed_cell(value: Any) -> Any:
         if isinstance(value, DisplayedValue):
-            return DisplayedValue(cell(value.value), change(value.text))
+            return DisplayedValue(changed_cell(value.value), change(value.text))
         return change(value) if isinstance(value, str) else value
 
-    def note(text: str) -> str:
+    def changed_note(text: str) -> str:
         return LinkedNote(change(text)) if isinstance(text, LinkedNote) else change(text)
 
     tables = [
@@ -256,11 +258,12 @@ def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
             title=change(table.title),
             answer=change(table.answer),
             aside=change(table.aside),
-            notes=[note(text) for text in table.notes],
+            notes=[changed_note(text) for text in table.notes],
             columns=[
-                column._replace(title=change(column.title), write=changing(column.write)) for column in table.columns
+                column._replace(title=change(column.title), write=changed_writer(column.write))
+                for column in table.columns
             ],
-            rows=[row._replace(cells=[cell(value) for value in row.cells]) for row in table.rows],
+            rows=[row._replace(cells=[changed_cell(value) for value in row.cells]) for row in table.rows],
             target=printable(table.target),  # as the user typed it, in any encoding
         )
         for table in report.tables
@@ -284,7 +287,11 @@ def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     data_of_reports = [report.with_notes() for report in reports]
-    documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
+    documents = [
+        document
+        for document_data in data_of_reports
+        for document in (document_data if isinstance(document_data, list) else [document_data])
+    ]
     tables, warnings = (
         [table for report in reports for table in report.tables],
         [warning for report in reports for warning in report.warnings],

@@ -105,7 +105,11 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         name="cache",
     )
     documents = [
-        {key: value for key, value in _engine_document(engine_use).items() if key not in ("terms", "changes", "memory")}
+        {
+            memory_key: memory_bytes
+            for memory_key, memory_bytes in _engine_document(engine_use).items()
+            if memory_key not in ("terms", "changes", "memory")
+        }
         | {
             "cache": {
                 "bytes": _cache_bytes(engine_use.memory),
@@ -210,8 +214,8 @@ def _answer_text(memory: EngineMemory) -> str:
 
 def _heading_aside(engine_use: EngineUse) -> str:
     defaults = ", ".join(
-        f"{flag} {value:,}"
-        for flag, value in engine_use.memory.assumed.items()
+        f"{flag} {flag_value:,}"
+        for flag, flag_value in engine_use.memory.assumed.items()
         if flag in engine_use.engine.shown_defaults
     )
     device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
@@ -226,7 +230,9 @@ def _launch_aside(engine_use: EngineUse) -> str:
     """Writes the launch file of the server and additionally typed flags; empty without a file."""
     if engine_use.launch is None:
         return ""
-    typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
+    typed_flags = ", ".join(
+        f"{flag} {changed_flag.option}" for flag, changed_flag in engine_use.launch.overridden.items()
+    )
     return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
@@ -235,7 +241,7 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launch = engine_use.launch
     if launch is None:
         return []
-    defaults = ", ".join(f"{flag} {value}" for flag, value in engine_use.memory.assumed.items())
+    defaults = ", ".join(f"{flag} {flag_value}" for flag, flag_value in engine_use.memory.assumed.items())
     filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults}"] if defaults else []
     has_fewer_gpus = launch.gpus is not None and launch.gpus < engine_use.memory.devices
     gpus = (
@@ -261,7 +267,7 @@ def _memory_notes(memory: EngineMemory) -> list[str]:
 
 
 def _term_source(term: Term) -> str:
-    """Writes the source of a memory term; for an estimate, the logs on which it is based."""
+    """Writes the source of a memory term, with the logs on which an estimate is based."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
@@ -306,10 +312,10 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
         return []
     rows = []
     for device in dict.fromkeys(term.device for term in engine_use.memory.terms):
-        total = sum(term.bytes for term in engine_use.memory.terms if term.device == device)
+        used_bytes = sum(term.bytes for term in engine_use.memory.terms if term.device == device)
         capacity = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
         origin = "the host's memory" if device == HOST else capacity
-        rows.append(Row([f"all, {device}", total, "", origin], strong=True, is_sum=True))
+        rows.append(Row([f"all, {device}", used_bytes, "", origin], strong=True, is_sum=True))
     return [*rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 
@@ -318,11 +324,14 @@ def _changes_table(engine_use: EngineUse) -> Table:
     memory = engine_use.memory
     title = f"More room {device_text}" if memory.starts else "What would make it start"
     hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
-    some_start = any(change.starts for change in engine_use.changes)
+    some_start = any(flag_change.starts for flag_change in engine_use.changes)
     rows = [
-        Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
-        for change in engine_use.changes
-        if (not hides_equal_rows or change.kv_tokens > memory.kv_tokens) and (change.kv_tokens or not some_start)
+        Row(
+            [flag_change.flag, flag_change.kv_tokens, flag_change.max_concurrency, "ok" if flag_change.starts else "no"]
+        )
+        for flag_change in engine_use.changes
+        if (not hides_equal_rows or flag_change.kv_tokens > memory.kv_tokens)
+        and (flag_change.kv_tokens or not some_start)
     ]
     return Table(title, CHANGE_COLUMNS, rows, name="changes")
 
@@ -340,9 +349,12 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     rows = [
         Row(
-            [TITLES.get(kind, kind), *(units.GIB.write(engine_use.memory.bytes_of(kind)) for engine_use in engine_uses)]
+            [
+                TITLES.get(term_kind, term_kind),
+                *(units.GIB.write(engine_use.memory.bytes_of(term_kind)) for engine_use in engine_uses),
+            ]
         )
-        for kind in term_names
+        for term_kind in term_names
     ]
     rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
@@ -412,17 +424,18 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    return [change._asdict() for change in engine_use.changes]
+    return [flag_change._asdict() for flag_change in engine_use.changes]
 
 
 def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.typed(name, shortest), value) for name, value in flags.items()]
+    return [(engine_use.engine.spelling(name, shortest), value) for name, value in flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
     usual_flags, brief_flags = (
-        " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
-        for shortest in (False, True)
+        " ".join(f"{flag} {flag_value}" for flag, flag_value in _flag_values(engine_use, flags, has_short_spellings))
+        or "—"
+        for has_short_spellings in (False, True)
     )
     return DisplayedValue(usual_flags, brief_flags)

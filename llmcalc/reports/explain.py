@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
-from ..symbolic.symbolic import KEYS, no_sympy
+from ..symbolic.symbolic import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, Style, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
@@ -66,7 +66,7 @@ def report(
     rows = [
         _formula_record(explanation, node_position, formula)
         for section in explanation.sections
-        for node_position in section.places
+        for node_position in section.formula_nodes
         for formula in section.formulas
     ]
     document = {
@@ -110,10 +110,14 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
-            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _with_numbers(explanation)))
+            formula_key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
+            for formula_key, style in (
+                ("symbolic", PLAIN),
+                ("latex", LATEX),
+                ("substituted", _with_numbers(explanation)),
+            )
         },
-        "in_units_of_h": None if formula.in_hidden is None else write_expression(formula.in_hidden),
+        "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
         "repeat": node_position.times,
@@ -135,14 +139,14 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
     )
 
 
-def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
+def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
     """Returns symbol → (field, value) for the symbols of the formulas."""
     used_symbols: set[Any] = set()
-    for section in explanation.sections if sections is None else sections:
-        if sections is None and explanation.node is None:
-            used_symbols |= getattr(section.places[0].symbolic_node.repeat, "free_symbols", set())
+    for section in explanation.sections:
+        if explanation.node is None:
+            used_symbols |= getattr(section.formula_nodes[0].symbolic_node.repeat, "free_symbols", set())
         for formula in section.formulas:
-            for expression in (formula.expression, formula.in_hidden):
+            for expression in (formula.expression, formula.hidden_expression):
                 used_symbols |= getattr(expression, "free_symbols", set())
     return {
         meaning.name: {"field": meaning.field, "value": _write_plain(Fraction(meaning.value))}
@@ -155,17 +159,17 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 
 
 def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
-    """Returns one table per distinct node; equal nodes share a table."""
+    """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
-        source, is_first = section.places[0].source, not tables
-        labels = [QUANTITIES[f.quantity][0] for f in section.formulas]
-        width = LINE - 4 - max(len(label) for label in (*labels, "in units of h"))
+        source, is_first = section.formula_nodes[0].source, not tables
+        formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in section.formulas]
+        width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         rows: list[Row] = []
         for formula in section.formulas:
             rows += _formula_rows(QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), width)
-            if formula.in_hidden is not None:
-                rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width)
+            if formula.hidden_expression is not None:
+                rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], width)
         columns = (
             Column("quantity", "quantity", justify="left"),
             Column("formula", _section_heading(section), justify="left"),
@@ -197,15 +201,18 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
             del formula_texts[1]
         rows += _formula_rows("model", formula_texts, width, strong=True)
-        if formula.in_hidden is not None and len(write_expression(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
-            rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width, strong=True)
+        if (
+            formula.hidden_expression is not None
+            and len(write_expression(formula.hidden_expression)) <= LONGEST_IN_HIDDEN * width
+        ):
+            rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
-    has_proportions = any(f.in_hidden is not None for f in model.formulas)
+    has_proportions = any(section_formula.hidden_expression is not None for section_formula in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
-    proportions = ", ".join(
+    proportion_texts = ", ".join(
         f"{write_expression(numerator)} = {write_expression(denominator)}" for numerator, denominator in pairs
     )
     repeat_text = (
@@ -218,7 +225,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         repeat_text,
         *share_notes(rank_share),
         *_training_notes(explanation),
-        f"in units of h: {proportions}" if proportions else "",
+        f"in units of h: {proportion_texts}" if proportion_texts else "",
         *_source_notes(explanation),
         *_convention_notes(explanation),
     ]
@@ -231,46 +238,48 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
     values_only = not explanation.formulas.has_symbols
-    blocks: list[list[tuple[Section, str, list[str]]]] = []
+    component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, name in zip(explanation.sections[:-1], names, strict=False):
-        is_layer = section.places[0].numeric_node.kind == "layer"
-        if is_layer or not blocks or section.depth <= blocks[-1][0][0].depth:
-            blocks.append([])
+        is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
+        if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
+            component_blocks.append([])
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            value = write_expression(formula.in_length, Style(grouped=True))
+            formula_value = write_expression(formula.length_expression, Style(grouped=True))
             formula_texts = (
-                [value] if values_only else list(dict.fromkeys((write_expression(formula.expression), value)))
+                [formula_value]
+                if values_only
+                else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
-        if not blocks[-1]:
-            blocks.pop()
+            component_blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
+        if not component_blocks[-1]:
+            component_blocks.pop()
     rows: list[Row] = []
     first_names: dict[tuple[object, ...], str] = {}
-    for block in blocks:
-        section, name, _ = block[0]
+    for component_block in component_blocks:
+        section, name, _ = component_block[0]
         layer_name = name.partition(" × ")[0]
-        contents = tuple(
+        block_contents = tuple(
             (component.depth, component_name, tuple(formula_texts))
-            for component, component_name, formula_texts in block[1:]
+            for component, component_name, formula_texts in component_block[1:]
         )
-        key = (section.places[0].numeric_node.kind, tuple(block[0][2]), contents)
-        first_name = first_names.setdefault(key, layer_name)
-        if section.places[0].numeric_node.kind == "layer" and first_name != layer_name:
+        component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
+        first_name = first_names.setdefault(component_key, layer_name)
+        if section.formula_nodes[0].numeric_node.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
-        for component, component_name, formula_texts in block:
+        for component, component_name, formula_texts in component_block:
             rows += _formula_rows(component_name, formula_texts, width, component.depth)
     return rows
 
 
 def _component_text(section: Section) -> str:
     """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
-    node_position = section.places[0]
-    if not node_position.steps:
+    node_position = section.formula_nodes[0]
+    if not node_position.path_names:
         return "in units of h"
-    name, label, _ = node_position.steps[-1]
+    name, label, _ = node_position.path_names[-1]
     displayed_name = f"{name} ({label})" if label else name
     repeat = node_position.symbolic_node.repeat
     return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
@@ -281,12 +290,12 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _with_numbers(explanation)),
-        write_expression(formula.in_length, Style(grouped=True)),
+        write_expression(formula.length_expression, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
         formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
-    elif formula.in_length.free_symbols:
+    elif formula.length_expression.free_symbols:
         formula_texts.append(f"{value:,} at S = {seq:,}")
     return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
@@ -316,7 +325,7 @@ def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 
 
 
 def _break_lines(text: str, width: int) -> list[str]:
-    """Breaks a text before + and − into lines of at most `width`; a short bracket stays whole if it fits."""
+    """Breaks a text before + and − into lines of at most `width`. A short bracket stays whole if it fits."""
     lines: list[str] = []
     for term in [
         term_part
@@ -333,48 +342,53 @@ def _break_lines(text: str, width: int) -> list[str]:
 def _split_terms(text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
-    unbroken: set[int] = set()
-    for i, mark in enumerate(text):
-        if mark == "(":
+    unbroken_indices: set[int] = set()
+    for i, bracket in enumerate(text):
+        if bracket == "(":
             open_brackets.append(i)
-        elif mark == ")" and open_brackets and i - open_brackets[-1] < short_length:
-            unbroken.update(range(open_brackets.pop(), i))
-        elif mark == ")" and open_brackets:
+        elif bracket == ")" and open_brackets and i - open_brackets[-1] < short_length:
+            unbroken_indices.update(range(open_brackets.pop(), i))
+        elif bracket == ")" and open_brackets:
             open_brackets.pop()
-    cut_indices = [meaning.start() for meaning in re.finditer(r" [+−] ", text) if meaning.start() not in unbroken]
-    return [text[start:end].strip() for start, end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)]
+    cut_indices = [
+        sign_match.start() for sign_match in re.finditer(r" [+−] ", text) if sign_match.start() not in unbroken_indices
+    ]
+    return [
+        text[term_start:term_end].strip()
+        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)
+    ]
 
 
 def _section_heading(section: Section) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(node_path.times for node_path in section.places if not node_path.optional)
+    repeat_count = sum(node_path.times for node_path in section.formula_nodes if not node_path.optional)
     shared_names: list[str] = []
-    for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.places), strict=False):
+    for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.formula_nodes), strict=False):
         if len(set(names)) > 1:
             break
         shared_names.insert(0, names[0])
-    return (".".join(shared_names) or section.places[0].steps[-1][0]) + (
+    return (".".join(shared_names) or section.formula_nodes[0].path_names[-1][0]) + (
         f" (one of {repeat_count})" if repeat_count > 1 else ""
     )
 
 
 def _paths_text(section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_places = [node_path for node_path in section.places if not node_path.optional]
+    counted_places = [node_path for node_path in section.formula_nodes if not node_path.optional]
     repeat_count = sum(node_path.times for node_path in counted_places)
-    paths = ", ".join(node_path.path or "model" for node_path in counted_places or section.places)
+    paths = ", ".join(node_path.path or "model" for node_path in counted_places or section.formula_nodes)
     left_out_paths = (
-        ", ".join(node_path.path for node_path in section.places if node_path.optional) if counted_places else ""
+        ", ".join(node_path.path for node_path in section.formula_nodes if node_path.optional) if counted_places else ""
     )
-    left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
+    left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_places or repeat_count == 1:
-        return f"at {paths}{left_out}"
-    totals = [
+        return f"at {paths}{left_out_text}"
+    model_totals = [
         f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
         for formula in section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]
-    return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
+    return f"at {paths}" + (f": {model_totals[0]} in total" if model_totals else "") + left_out_text
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
@@ -385,8 +399,8 @@ def _legend_table(explanation: Explanation) -> list[Table]:
         Column("value", "value", lambda value: f"{value:,}"),
     )
     rows = [
-        Row([name, entry["field"], None if name == KEYS else entry["value"]])
-        for name, entry in _symbol_meanings(explanation).items()
+        Row([symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"]])
+        for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
     return [Table("", columns, rows, name="symbols")] if rows else []
 
@@ -394,9 +408,11 @@ def _legend_table(explanation: Explanation) -> list[Table]:
 def _source_notes(explanation: Explanation) -> list[str]:
     paths_by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
-        for node_position in section.places:
-            if node_position.numeric_node.source and node_position.steps:
-                paths_by_source.setdefault(node_position.numeric_node.source, []).append(node_position.steps[-1][0])
+        for node_position in section.formula_nodes:
+            if node_position.numeric_node.source and node_position.path_names:
+                paths_by_source.setdefault(node_position.numeric_node.source, []).append(
+                    node_position.path_names[-1][0]
+                )
     source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
@@ -415,16 +431,19 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:
-        sliding = any(meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values())
+        has_sliding_layers = any(
+            meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values()
+        )
         notes.append(
-            cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
+            cache_per_token_note(setting.dtype)
+            + ("; a sliding layer holds at most its window" if has_sliding_layers else "")
         )
     return notes
 
 
 def _without_symbols(explanation: Explanation) -> list[str]:
     """Returns the hint that formulas are left out if sympy is not installed."""
-    return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
+    return [] if explanation.formulas.has_symbols else [str(missing_sympy_error("values only; a formula in symbols"))]
 
 
 def _training_notes(explanation: Explanation) -> list[str]:
@@ -462,43 +481,49 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
 
     bibtex: whether BibTeX entries of the papers are added.
     """
-    out: list[str] = [_latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))]
+    latex_lines: list[str] = [
+        _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
+    ]
     for section in explanation.sections:
-        out.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.places)))
-        lines = []
+        latex_lines.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.formula_nodes)))
+        equation_lines = []
         for formula in section.formulas:
             formula_texts = [
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write_expression(formula.in_length, Style(latex=True, grouped=True)))
+            formula_texts.append(write_expression(formula.length_expression, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
-            lines += [
+            equation_lines += [
                 (name if i == 0 else "") + f" &= {formula_text}"
                 for i, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
-        out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
+        latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     symbols = _symbol_meanings(explanation).items()
     legend = [
-        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(meaning['value']))} && \text{{{latex_text(meaning['field'])}}}"
-        for n, meaning in symbols
+        rf"{LATEX.symbol(name)} &= {LATEX.number(Fraction(meaning['value']))} "
+        rf"&& \text{{{latex_text(meaning['field'])}}}"
+        for name, meaning in symbols
     ]
-    out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     sources = list(
         dict.fromkeys(
-            node_path.source for section in explanation.sections for node_path in section.places if node_path.source
+            node_path.source
+            for section in explanation.sections
+            for node_path in section.formula_nodes
+            if node_path.source
         )
     )
-    out += [_latex_comment(f"source: {source}") for source in sources]
+    latex_lines += [_latex_comment(f"source: {source}") for source in sources]
     if bibtex:
         cited_papers, uncited_sources = papers(sources)
-        out += ["", *(paper.bibtex() for paper in cited_papers)]
-        out += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
+        latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
+        latex_lines += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
     elif sources:
-        out.append("% --bibtex adds their entries")
-    return "\n".join(out) + "\n"
+        latex_lines.append("% --bibtex adds their entries")
+    return "\n".join(latex_lines) + "\n"
 
 
 def _latex_comment(text: str) -> str:
-    """Returns a LaTeX comment; the text is on one line."""
+    """Returns a LaTeX comment. The text is on one line."""
     return f"% {printable(text)}"

@@ -95,8 +95,12 @@ def write_expression(expression: Any, style: Style = PLAIN) -> str:
     if expression.is_Add:
         return _write_sum(expression, style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
-        ceiling = _as_ceiling(expression)
-        return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _write_product(expression, style)
+        ceiling_argument = _as_ceiling(expression)
+        return (
+            _in_brackets(ceiling_argument, style, "⌈⌉", "ceil")
+            if ceiling_argument is not None
+            else _write_product(expression, style)
+        )
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(
@@ -109,17 +113,17 @@ def write_expression(expression: Any, style: Style = PLAIN) -> str:
 
 
 def terms_of_sum(expression: Any, style: Style = PLAIN) -> list[str]:
-    """Returns the terms of a sum as texts; each text after the first begins with its sign."""
+    """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
     for i, term in enumerate(ordered_terms):
-        negative = term.could_extract_minus_sign()
-        term_text = write_expression(-term if negative else term, style)
-        sign = ("-" if style.latex else "−") if negative else "+"
-        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if negative else term_text))
+        is_negative = term.could_extract_minus_sign()
+        term_text = write_expression(-term if is_negative else term, style)
+        sign = ("-" if style.latex else "−") if is_negative else "+"
+        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if is_negative else term_text))
     return term_texts
 
 
@@ -131,12 +135,12 @@ def _write_product(expression: Any, style: Style) -> str:
     coefficient, factor_part = expression.as_coeff_Mul()
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
-    for base, exponent in sorted(
+    for base_expression, exponent in sorted(
         (factor.as_base_exp() for factor in factor_part.as_ordered_factors()),
-        key=lambda p: (bool(p[1] < 0), _factor_order(p[0])),
+        key=lambda power: (bool(power[1] < 0), _factor_order(power[0])),
     ):
         (numerator_factors if exponent > 0 else denominator_factors).append(
-            _write_power(base, abs(int(exponent)), style)
+            _write_power(base_expression, abs(int(exponent)), style)
         )
     coefficient_value = Fraction(int(coefficient.p), int(coefficient.q))
     if (
@@ -150,8 +154,8 @@ def _write_product(expression: Any, style: Style) -> str:
         numerator_factors[0] = ("-" if style.latex else "−") + numerator_factors[0]
     elif coefficient_value != 1 or not numerator_factors:
         numerator_factors.insert(0, style.number(coefficient_value))
-    dot = r"\cdot " if style.latex and style.values else r"\," if style.latex else "·"
-    numerator, denominator = dot.join(numerator_factors), dot.join(denominator_factors)
+    multiplication_sign = r"\cdot " if style.latex and style.values else r"\," if style.latex else "·"
+    numerator, denominator = multiplication_sign.join(numerator_factors), multiplication_sign.join(denominator_factors)
     if not denominator_factors:
         return numerator
     if style.latex:
@@ -159,18 +163,18 @@ def _write_product(expression: Any, style: Style) -> str:
     return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
 
-def _write_power(base: Any, exponent: int, style: Style) -> str:
-    base_text = write_expression(base, style)
-    if base.is_Add or (exponent > 1 and not base_text.isalnum() and not base.is_Symbol):
+def _write_power(base_expression: Any, exponent: int, style: Style) -> str:
+    base_text = write_expression(base_expression, style)
+    if base_expression.is_Add or (exponent > 1 and not base_text.isalnum() and not base_expression.is_Symbol):
         base_text = f"({base_text})"
     if exponent == 1:
         return base_text
     return rf"{base_text}^{{{exponent}}}" if style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
-    content_text = write_expression(content, style)
-    return rf"\l{name} {content_text} \r{name}" if style.latex else marks[0] + content_text + marks[1]
+def _in_brackets(expression: Any, style: Style, bracket_marks: str, name: str) -> str:
+    content_text = write_expression(expression, style)
+    return rf"\l{name} {content_text} \r{name}" if style.latex else bracket_marks[0] + content_text + bracket_marks[1]
 
 
 def _as_ceiling(expression: Any) -> Any:
@@ -191,13 +195,17 @@ def _as_ceiling(expression: Any) -> Any:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def _letter_rank(order: str) -> Callable[[str], tuple[int, str]]:
-    return lambda name: (order.find(name[0]) if name[0] in order else len(order), name)
+def _letter_rank(letter_order: str) -> Callable[[str], tuple[int, str]]:
+    return lambda name: (letter_order.find(name[0]) if name[0] in letter_order else len(letter_order), name)
 
 
-def _factor_order(base: Any) -> tuple[int, tuple[int, str]]:
+def _factor_order(base_expression: Any) -> tuple[int, tuple[int, str]]:
     """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
-    return (0, _letter_rank(PRODUCT_ORDER)(base.name)) if base.is_Symbol else (1, (0, str(base)))
+    return (
+        (0, _letter_rank(PRODUCT_ORDER)(base_expression.name))
+        if base_expression.is_Symbol
+        else (1, (0, str(base_expression)))
+    )
 
 
 def _degree_of(expression: Any) -> Any:
@@ -218,11 +226,11 @@ def _term_order(term: Any) -> tuple[Any, ...]:
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
-    rank = _letter_rank(SUM_ORDER)
+    letter_rank = _letter_rank(SUM_ORDER)
     symbol_order: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:
-        base, exponent = factor.as_base_exp()
-        names = [symbol.name for symbol in base.free_symbols]
-        repeat = abs(int(exponent)) if base.is_Symbol else 1
-        symbol_order += [rank(name) for name in names] * repeat
+        base_expression, exponent = factor.as_base_exp()
+        names = [symbol.name for symbol in base_expression.free_symbols]
+        repeat = abs(int(exponent)) if base_expression.is_Symbol else 1
+        symbol_order += [letter_rank(name) for name in names] * repeat
     return (bool(term.could_extract_minus_sign()), -_degree_of(term), sorted(symbol_order), str(term))

@@ -16,7 +16,9 @@ from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
+from .memory import verdict_notes, verdict_of
+from .memory_data import device_data, execution_data, workload_data
+from .memory_notes import run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
@@ -188,9 +190,11 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
     name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
-    place = "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    layout_position = (
+        "the only layout" if layout_count == 1 else f"the first of {layout_count:,} layouts in the order of plan"
+    )
     notes = [
-        f"kernels and buffers of {name}; {place}",
+        f"kernels and buffers of {name}; {layout_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if fit.verdict == "no":
@@ -377,7 +381,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document of `fit` on one accelerator; bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator. Bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

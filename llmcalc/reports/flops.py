@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..components.base import TokenMixer
 from ..costs.flops import FlopCount, scores_of, step_of
-from ..flow.tree import Node, by_kind
+from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
@@ -114,9 +114,9 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
         for encoder_run in flop_count.inputs.runs:
             towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
             encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
-        sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
-        node_data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
-        node_data |= {key: node_data[key] + value for key, value in sums.items()}
+        encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
+        node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
+        node_data |= {figure_key: node_data[figure_key] + figure for figure_key, figure in encoder_sums.items()}
     return node_data
 
 
@@ -135,8 +135,8 @@ def _rank_notes(rank_share: RankShare | None) -> list[str]:
 def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
-    total, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    scale, token_scale = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
+    total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
+    scale, token_scale = units.decimal_scale(total_flops, "FLOPs"), units.decimal_scale(total_flops / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
@@ -145,34 +145,37 @@ def _component_table(
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
 
-    def row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
-        bar = None if depth or is_bold else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total, bar], depth, is_bold, is_sum=is_bold)
+    def component_row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
+        bar = None if depth or is_bold else Bar(value / total_flops, palette.COMPONENTS.get(name, palette.OTHER))
+        return Row([name, value / tokens, value, value / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
-    scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
+    scores = cost_by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
     for component, value in flop_count.by_component.items():
-        rows.append(row(component, value))
+        rows.append(component_row(component, value))
         if component in scores:
-            rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
-    rows.append(row(f"total, {flop_count.pairs} pairs", total, is_bold=True))
+            rows += [
+                component_row("projections", value - scores[component], 1),
+                component_row("scores", scores[component], 1),
+            ]
+    rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
     if workload.phase == "training":
         phases = {
             "forward": flop_count.forward,
             "backward": flop_count.backward,
             "recomputation": flop_count.recomputed,
         }
-        rows += [row(name, value, 1)._replace(is_sum=True) for name, value in phases.items() if value]
+        rows += [component_row(name, value, 1)._replace(is_sum=True) for name, value in phases.items() if value]
     other_convention = OTHER[flop_count.pairs]
     rows.append(
-        row(
+        component_row(
             f"total, {other_convention} pairs",
             flop_count.full if other_convention == "full" else flop_count.causal,
             is_bold=True,
         )
     )
     pass_text = with_rank(headline(flop_count), rank_share)
-    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total), name="components")
+    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total_flops), name="components")
 
 
 def headline(flop_count: FlopCount) -> str:
@@ -248,7 +251,7 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
-    return list(dict.fromkeys(m.uncounted for m in mixers if isinstance(m, TokenMixer) and m.uncounted))
+    return list(dict.fromkeys(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted))
 
 
 def _training_notes(flop_count: FlopCount) -> list[str]:

@@ -12,12 +12,12 @@ from .notes import aliases_note
 from .sourcing import source_notes
 
 
-def _rate_text(value: float) -> str:
-    return units.amount(value, "B/s")
+def _rate_text(rate: float) -> str:
+    return units.amount(rate, "B/s")
 
 
-def _ratio_text(value: float) -> str:
-    return f"{value:.0f}" if value >= 1 else f"{value:.1f}"
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.1f}"
 
 
 TERA, GIGA = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
@@ -51,14 +51,14 @@ def report(accelerators: Sequence[Hardware], details: bool) -> Report:
 def _list_table(accelerators: Sequence[Hardware]) -> Table:
     rows = []
     for hardware in accelerators:
-        link = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
+        interconnect = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
         cells = [
             hardware.name,
             hardware.memory_bytes,
             hardware.memory_bandwidth,
             hardware.peak_flops.get("bfloat16"),
             hardware.peak_flops.get("float8"),
-            link,
+            interconnect,
         ]
         rows.append(Row(cells))
     notes = [
@@ -97,7 +97,7 @@ def _detail_table(hardware: Hardware) -> Table:
 
 def _detail_rows(hardware: Hardware) -> list[Row]:
     """Returns one row per known figure of the accelerator."""
-    link, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
+    interconnect, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
     figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("memory", hardware.memory_bytes, units.memory, "B"),
         ("usable memory", hardware.driver_total or hardware.usable_memory_bytes, units.memory, "B"),
@@ -105,9 +105,9 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         ("CUDA context", hardware.context_bytes, units.memory, "B"),
         ("memory bandwidth", hardware.memory_bandwidth, _rate_text, "B/s"),
     ]
-    if link is not None:
-        figures.append((f"{link.name}, each way", link.bandwidth_per_direction, _rate_text, "B/s"))
-        figures.append(("scale-up domain", link.domain_size, "{} devices".format, ""))
+    if interconnect is not None:
+        figures.append((f"{interconnect.name}, each way", interconnect.bandwidth_per_direction, _rate_text, "B/s"))
+        figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
     if nic is not None:
         figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
     figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
@@ -116,15 +116,28 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     figures.append(("compute capability", hardware.compute_capability, str, ""))
     figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
     rows = [
-        Row([name, write(value), None if isinstance(value, str) else value, unit, None])
-        for name, value, write, unit in figures
-        if value is not None
+        Row([name, write_figure(figure), None if isinstance(figure, str) else figure, unit, None])
+        for name, figure, write_figure, unit in figures
+        if figure is not None
     ]
-    for peaks, sums in ((hardware.peak_flops, ""), (hardware.float16_accumulation_flops, ", sums in fp16")):
+    for peaks, accumulation_text in (
+        (hardware.peak_flops, ""),
+        (hardware.float16_accumulation_flops, ", sums in fp16"),
+    ):
         for dtype, peak in _by_format(peaks).items():
             unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
             ridge = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
-            rows.append(Row([f"peak {units.short_dtype(dtype)}{sums}", units.amount(peak, unit), peak, unit, ridge]))
+            rows.append(
+                Row(
+                    [
+                        f"peak {units.short_dtype(dtype)}{accumulation_text}",
+                        units.amount(peak, unit),
+                        peak,
+                        unit,
+                        ridge,
+                    ]
+                )
+            )
     return rows
 
 
@@ -142,10 +155,11 @@ def _by_format(peaks: dict[str, int]) -> dict[str, int]:
 
 
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
-    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null if unknown."""
-    link = hardware.interconnect
+    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts, null if unknown."""
+    interconnect = hardware.interconnect
     return hardware.model_dump(mode="json") | {
-        "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
+        "interconnect": interconnect
+        and {**interconnect.model_dump(), "bandwidth_per_direction": interconnect.bandwidth_per_direction},
         "peak_flops": _by_format(hardware.peak_flops),
         "float16_accumulation_flops": _by_format(hardware.float16_accumulation_flops),
     }

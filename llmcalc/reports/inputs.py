@@ -24,8 +24,8 @@ def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
 def inputs_note(inputs: EncodedInputs) -> str:
     """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     texts = [
-        f"{units.exact(tokens)} {kind}"
-        for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
+        f"{units.exact(tokens)} {input_kind}"
+        for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
     unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"

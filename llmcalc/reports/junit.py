@@ -12,7 +12,7 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
     """Returns the XML document of `llmcalc verify`."""
     root = ET.Element("testsuites", name="llmcalc verify")
     for verdict in verdicts:
-        suite = ET.SubElement(
+        test_suite = ET.SubElement(
             root,
             "testsuite",
             name=verdict.target,
@@ -22,7 +22,7 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
         )
         for check in verdict.checks:
             test_case = ET.SubElement(
-                suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where
+                test_suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where
             )
             if not check.ok:
                 message = (
@@ -31,15 +31,17 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
                 )
                 ET.SubElement(test_case, "failure", message=message).text = check.explanation(verdict.sizes)
     for name, reason in skipped_models.items():
-        suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
-        ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=reason)
+        test_suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
+        ET.SubElement(ET.SubElement(test_suite, "testcase", classname=name, name="all"), "skipped", message=reason)
     return xml_text(root)
 
 
 def xml_text(root: ET.Element) -> str:
     """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
     for element in root.iter():
-        element.attrib = {name: printable(value) for name, value in element.attrib.items()}
+        element.attrib = {
+            attribute_name: printable(attribute_text) for attribute_name, attribute_text in element.attrib.items()
+        }
         element.text = element.text and printable(element.text)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

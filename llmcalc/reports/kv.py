@@ -54,7 +54,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             "growth_per_token": cache.growth_per_token,
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
-            "layers": [asdict(group) for group in cache.groups],
+            "layers": [asdict(layer_group) for layer_group in cache.groups],
             "by_dtype": {name: cache.bytes_in_format(name) for name in _dtype_names(cache)},
             "what_if": {
                 alternative.model_change.key: {
@@ -91,10 +91,14 @@ def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
     undivided_bytes = bits_to_bytes(
         rank_share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
     )
-    copies = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies_per_group = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
-        *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
+        *(
+            [f"the ranks of a tensor group cache {copies_per_group:.4g} × the bytes of one copy"]
+            if copies_per_group > 1
+            else []
+        ),
     ]
 
 
@@ -110,8 +114,17 @@ def _kinds_table(
         Column("share", "share", units.percent),
     )
     rows = [
-        Row([group.kind, group.layers, group.tokens, group.width, group.bytes, group.bytes / cache.bytes])
-        for group in cache.groups
+        Row(
+            [
+                layer_group.kind,
+                layer_group.layers,
+                layer_group.tokens,
+                layer_group.width,
+                layer_group.bytes,
+                layer_group.bytes / cache.bytes,
+            ]
+        )
+        for layer_group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
     cache_text = with_rank(headline(cache), rank_share)

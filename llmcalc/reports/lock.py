@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def _short_digest(text: str) -> str:
-    """Shortens a hash digest to its first digits; other values stay unchanged."""
+    """Shortens a hash digest to its first digits. Other values stay unchanged."""
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
@@ -62,20 +62,29 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     version: the version of llmcalc that wrote the file. models: the number of models in it.
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
-    rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
-    program_version_now = program_version()
-    notes = [f"locked by llmcalc {version}, checked by {program_version_now}"] if version != program_version_now else []
+    rows = [
+        Row(
+            [changed_value.target, changed_value.key, _value_text(changed_value.locked), _value_text(changed_value.now)]
+        )
+        for changed_value in changes
+    ]
+    current_program_version = program_version()
+    notes = (
+        [f"locked by llmcalc {version}, checked by {current_program_version}"]
+        if version != current_program_version
+        else []
+    )
     document = {
         "file": file,
         "ok": not changes,
         "locked_by": version,
         "checked": models,
-        "changes": [vars(change) for change in changes],
+        "changes": [vars(changed_value) for changed_value in changes],
     }
     return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 
 
-def _value_text(value: Any) -> str:
-    if value is None:
+def _value_text(locked_value: Any) -> str:
+    if locked_value is None:
         return "none"
-    return units.exact(value) if isinstance(value, int) else str(value)
+    return units.exact(locked_value) if isinstance(locked_value, int) else str(locked_value)

@@ -68,15 +68,15 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 
 def _answer_text(log_answer: ExplainedLog) -> str:
     wrong_term = title_of_term(log_answer.off)
-    change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
+    flag_change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
     if log_answer.reading.kind == "oom":
-        return f"out of memory: {wrong_term}{change}"
+        return f"out of memory: {wrong_term}{flag_change}"
     if log_answer.reading.refused:
-        return f"it did not start: {wrong_term}{change}"
+        return f"it did not start: {wrong_term}{flag_change}"
     if not wrong_term:
         is_computed = any(term.computed is not None for term in log_answer.terms)
         return "no computed term is off" if is_computed else "nothing is computed"
-    return f"{wrong_term} is off{change}"
+    return f"{wrong_term} is off{flag_change}"
 
 
 def title_of_term(name: str) -> str:
@@ -89,10 +89,12 @@ def _term_title(term: ComparedTerm) -> str:
     return f"{title}, {term.term.device}" if term.term.device else title
 
 
-def _shown_value(term: ComparedTerm, value: int | None) -> DisplayedValue | None:
-    if value is None:
+def _shown_value(term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
+    if logged_value is None:
         return None
-    return DisplayedValue(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
+    return DisplayedValue(
+        logged_value, units.GIB.write(logged_value) if term.term.unit == "bytes" else f"{logged_value:,}"
+    )
 
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:

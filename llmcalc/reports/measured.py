@@ -20,36 +20,36 @@ COLUMNS = (
 
 def report(name: str, class_name: str, tree: ModuleSize) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
-    total = tree.params
+    total_params = tree.params
     document = {
         "model": {"name": name, "kind": "measured", "class": class_name},
         "params": {
-            "total": total,
+            "total": total_params,
             "by_component": {component.name: component.params * component.repeat for component in tree.children},
         },
         "measured": True,
         "tree": module_data(tree),
     }
     rows: list[Row] = []
-    for child in tree.children:
-        _add_rows(rows, child, 1, total, 0)
-    rows.append(Row(["total", None, None, total, 1.0], strong=True, is_sum=True))
+    for submodule in tree.children:
+        _add_rows(rows, submodule, 1, total_params, 0)
+    rows.append(Row(["total", None, None, total_params, 1.0], strong=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"
     ]
     return Report(
-        document, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]
+        document, [Table(f"{name}: {units.count(total_params)} parameters, measured", COLUMNS, rows, notes=notes)]
     ).for_target(name)
 
 
 def _short_name(name: str) -> str:
-    """Shortens a long list of module names to the first two and the last; JSON has all of them."""
+    """Shortens a long list of module names to the first two and the last. JSON has all of them."""
     names = name.split(",")
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
-def _add_rows(rows: list[Row], node: ModuleSize, repeat_count: int, total: int, depth: int) -> None:
+def _add_rows(rows: list[Row], node: ModuleSize, repeat_count: int, total_params: int, depth: int) -> None:
     repeat_count *= node.repeat
     rows.append(
         Row(
@@ -58,13 +58,13 @@ def _add_rows(rows: list[Row], node: ModuleSize, repeat_count: int, total: int, 
                 node.params,
                 repeat_count if repeat_count > 1 else None,
                 node.params * repeat_count,
-                node.params * repeat_count / total,
+                node.params * repeat_count / total_params,
             ],
             depth,
         )
     )
-    for child in node.children:
-        _add_rows(rows, child, repeat_count, total, depth + 1)
+    for submodule in node.children:
+        _add_rows(rows, submodule, repeat_count, total_params, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

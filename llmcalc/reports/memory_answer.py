@@ -50,12 +50,12 @@ class MemoryAnswer(Answer):
 
     @property
     def assumed(self) -> str:
-        """The accelerator with the assumed CUDA runtime, if the question names none; otherwise empty."""
+        """The accelerator with the assumed CUDA runtime, if the question names none, else empty."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """The verdict for each named accelerator; without names, for common accelerators by memory size."""
+        """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)

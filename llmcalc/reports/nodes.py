@@ -16,9 +16,9 @@ def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.segment, **figures(node_position)}
-    for key in ("kind", "label", "optional", "source"):
-        if getattr(node, key):
-            node_data[key] = getattr(node, key)
+    for figure_key in ("kind", "label", "optional", "source"):
+        if getattr(node, figure_key):
+            node_data[figure_key] = getattr(node, figure_key)
     if node.role != "own":
         node_data["role"] = node.role
     if node.op is not None:

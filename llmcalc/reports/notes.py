@@ -57,14 +57,14 @@ def relative_error_text(difference: float, reference: str) -> str:
     return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
 
-def several(number: int, title: str) -> str:
+def several(device_count: int, title: str) -> str:
     """Writes a number of accelerators, whose title is a name and has no plural."""
-    return f"{number:,} × {title}"
+    return f"{device_count:,} × {title}"
 
 
-def plural(number: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Writes a number with a noun: `1 token` or `2,048 tokens`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def tokens_of(spec: ModelSpec, workload: Workload) -> str:

@@ -41,12 +41,12 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
 
     rank_share: the counted rank; default the whole model.
     """
-    total = parameter_count.total
+    total_params = parameter_count.total
     document = {
         "model": model_data(preset),
         **share_data(rank_share),
         "params": {
-            "total": total,
+            "total": total_params,
             "active": parameter_count.active,
             "embedding": parameter_count.embedding,
             "non_embedding": parameter_count.non_embedding,
@@ -64,12 +64,12 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         }
     if rank_share is not None:
         document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
-    rows = _component_rows(parameter_count.tree, total, parameter_count.include)
-    rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
-    if parameter_count.active != total:
+    rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
+    rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
+    if parameter_count.active != total_params:
         rows.append(
             Row(
-                ["active per token", None, None, parameter_count.active, parameter_count.active / total, None],
+                ["active per token", None, None, parameter_count.active, parameter_count.active / total_params, None],
                 strong=True,
                 is_sum=True,
             )
@@ -96,42 +96,49 @@ Part: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
-def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a layer group; the norms share a row."""
+def _component_rows(tree: Node, total_params: int, include: frozenset[str]) -> list[Row]:
+    """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     table_parts: list[Part] = []
     for node_position in tree.place().children():
         if not node_position.optional or node_position.optional in include:
-            _add_rows(table_parts, node_position, total, include, 0)
+            _add_rows(table_parts, node_position, total_params, include, 0)
     return _with_bars(table_parts)
 
 
-def _add_rows(table_parts: list[Part], node_position: Place, total: int, include: frozenset[str], depth: int) -> None:
+def _add_rows(
+    table_parts: list[Part], node_position: Place, total_params: int, include: frozenset[str], depth: int
+) -> None:
     node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
     if not params_per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append((node_position.kind, _component_row(name, params_per_repeat, node_position.times, total, depth)))
+    table_parts.append(
+        (node_position.kind, _component_row(name, params_per_repeat, node_position.times, total_params, depth))
+    )
     children = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
-        norms = [child for child in children if child.node.kind == "norm"]
-        for child in children:
-            if child.node.kind != "norm":
-                _add_rows(table_parts, child, total, include, depth + 1)
+        norms = [child_position for child_position in children if child_position.node.kind == "norm"]
+        for child_position in children:
+            if child_position.node.kind != "norm":
+                _add_rows(table_parts, child_position, total_params, include, depth + 1)
         if node.kind == "layer" and norms:
             norm_total = sum(norm.total(total_of) for norm in norms)
             if norm_total:
-                table_parts.append(("norm", _component_row("norms", norm_total, node_position.times, total, depth + 1)))
+                table_parts.append(
+                    ("norm", _component_row("norms", norm_total, node_position.times, total_params, depth + 1))
+                )
         else:
             for norm in norms:
-                _add_rows(table_parts, norm, total, include, depth + 1)
+                _add_rows(table_parts, norm, total_params, include, depth + 1)
     elif node.kind == "experts":
-        for child in children:
-            _add_rows(table_parts, child, total, include, depth + 1)
+        for child_position in children:
+            _add_rows(table_parts, child_position, total_params, include, depth + 1)
 
 
-def _component_row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
+def _component_row(name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
     return Row(
-        [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total], depth
+        [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
+        depth,
     )
 
 
@@ -139,7 +146,7 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
     rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for i, (kind, row) in enumerate(table_parts):
+    for i, (component_kind, row) in enumerate(table_parts):
         covered_depth = -1 if row.depth <= covered_depth else covered_depth
         later_indices = (
             later_index
@@ -148,8 +155,8 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
         )
         nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
         bar = None
-        if covered_depth < 0 and all(component == kind for component, _ in nested_parts):
-            bar, covered_depth = Bar(row.cells[-1], palette.COMPONENTS.get(kind, palette.OTHER)), row.depth
+        if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
+            bar, covered_depth = Bar(row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)), row.depth
         rows.append(row._replace(cells=[*row.cells, bar]))
     return rows
 
@@ -166,8 +173,8 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
             f"{OPTIONAL_PARTS[option].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
-    thumb = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
-    notes += [CONVENTION, thumb, identity_experts_note(parameter_count.tree)]
+    approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
+    notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
         average_active, minimum_active = (
             units.count(parameter_count.active_evenly),
@@ -203,7 +210,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 
 
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
-    """Compares the count with the published figure; a difference has the preset's first reason."""
+    """Compares the count with the published figure. A difference has the preset's first reason."""
     published_figures, note = preset.published, preset.published.parameters_note or ""
     first_reason, further_reasons, _ = note.partition("; ")
     if further_reasons and preset.name in model_names():
@@ -238,11 +245,11 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
         return ""
     layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
-    thumb = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
+    estimated_params = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
-        f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "
-        f"{relative_error_text(thumb / parameter_count.total - 1, 'the exact count')}"
+        f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(estimated_params)}, "
+        f"{relative_error_text(estimated_params / parameter_count.total - 1, 'the exact count')}"
     )
 
 

@@ -14,7 +14,7 @@ from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidat
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
-from .memory import run_text
+from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
@@ -55,8 +55,10 @@ def report(
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long_notes(memory.spec, memory.states.workload)
     rows = [
-        _layout_row(framework_plan, candidate, tie, framework_plan.framework.title if layout_plan.other_plans else "")
-        for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
+        _layout_row(
+            framework_plan, candidate, is_tie, framework_plan.framework.title if layout_plan.other_plans else ""
+        )
+        for framework_plan, candidate, is_tie in _rows_with_ties(layout_plan)
     ]
     if not rows and plan.nearest is not None:
         rows = [_layout_row(layout_plan, plan.nearest)]
@@ -91,13 +93,19 @@ def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate
     """Returns the layouts that fit, each with the plan of its framework, and whether its time is that of a tie."""
     rows = layout_plan.rows_of_frameworks
     are_ties = tie_flags([candidate for _, candidate in rows])
-    return [(framework_plan, candidate, tie) for (framework_plan, candidate), tie in zip(rows, are_ties, strict=True)]
+    return [
+        (framework_plan, candidate, is_tie) for (framework_plan, candidate), is_tie in zip(rows, are_ties, strict=True)
+    ]
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
-    order = layout_plan.plan.order
-    return {"layout": dict(requested_sizes), "place": position_of_layout(order, requested_sizes), "of": len(order)}
+    layouts_in_order = layout_plan.plan.order
+    return {
+        "layout": dict(requested_sizes),
+        "place": position_of_layout(layouts_in_order, requested_sizes),
+        "of": len(layouts_in_order),
+    }
 
 
 def _place_text(layout_position: dict[str, Any]) -> str:
@@ -109,8 +117,8 @@ def _place_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
-    fastest_time = None if fastest is None else fastest_plan.range(fastest)
+    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
         names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)]
@@ -119,15 +127,15 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 
 def _fitting_count(plan: Plan) -> str:
-    verb = "fits" if len(plan.feasible) == 1 else "fit"
+    fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed and UNTRIED in plan.refused:
-        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {verb}"
+        return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {verb}" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {verb}"
+        return f"{len(plan.feasible):,} of {plan.tried:,} layouts {fits_verb}" if plan.feasible else "no layout fits"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {fits_verb}"
 
 
-def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False, framework_title: str = "") -> Row:
+def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
     recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
     framework_text = f" ({framework_title})" if framework_title else ""
     cells = [layout_cell(candidate.layout) + recomputation + framework_text, candidate.micro_batches]
@@ -141,7 +149,7 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
         DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)),
         range_of(estimate),
     )
-    return Row([*cells, seconds_cell, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
+    return Row([*cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -152,8 +160,8 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
-    first_time = None if fastest is None else fastest_plan.range(fastest)
+    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
         *([] if first_time is None else [class_text(first_time, stack.title)]),
@@ -205,12 +213,12 @@ def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
     return []
 
 
-def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
-    """Returns a layout as plain data; bytes are exact integers.
+def candidate_data(candidate: Candidate, seconds: Range | None = None, is_tie: bool = False) -> dict[str, Any]:
+    """Returns a layout as plain data. Bytes are exact integers.
 
-    tie: whether its time equals that of the layouts before it.
+    is_tie: whether its time equals that of the layouts before it.
     """
-    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": tie}
+    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": is_tie}
     return time_data | {
         "layout": candidate.layout.data(),
         "options": candidate.options,
@@ -224,7 +232,7 @@ def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool
 
 
 def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
-    """Returns a layout that was not replayed as plain data; bytes are exact integers."""
+    """Returns a layout that was not replayed as plain data. Bytes are exact integers."""
     return {
         "layout": candidate.layout.data(),
         "options": candidate.options,
@@ -247,9 +255,9 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.other_plans)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
-            candidate_data(candidate, framework_plan.range(candidate), tie)
+            candidate_data(candidate, framework_plan.range(candidate), is_tie)
             | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
-            for framework_plan, candidate, tie in _rows_with_ties(layout_plan)
+            for framework_plan, candidate, is_tie in _rows_with_ties(layout_plan)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

@@ -19,12 +19,12 @@ Counted = tuple[Preset, ParameterCount]
 BILLION = units.count_scale(10**9)
 
 
-def _short_kind(kind: str) -> str:
-    return "enc-dec" if kind == "encoder-decoder" else kind
+def _short_kind(model_kind: str) -> str:
+    return "enc-dec" if model_kind == "encoder-decoder" else model_kind
 
 
 def _round_change(difference: str) -> str:
-    """Rounds `−14,848` to `−14.85 K`; other texts stay unchanged."""
+    """Rounds `−14,848` to `−14.85 K`. Other texts stay unchanged."""
     digits = difference[1:].replace(",", "")
     return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
 
@@ -117,8 +117,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    origin = ", ".join(assumption for assumption in (preset.developer, preset.released) if assumption)
-    model_text = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
+    origin_text = ", ".join(text for text in (preset.developer, preset.released) if text)
+    model_text = f"{headline(preset.model)} ({origin_text})" if origin_text else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
     return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
 

@@ -10,12 +10,7 @@ from ..frameworks.launch.rollout import Rollout
 from ..studies.rollout_phases import RolloutPhase
 from .document import Column, Row, Table
 
-TITLES = {
-    "rollout": "rollout",
-    "weight_transfer": "weights sent",
-    "log_probabilities": "log-probs",
-    "update": "update",
-}
+TITLES = {"rollout": "rollout", "weight_transfer": "weights sent", "log_probabilities": "log-probs", "update": "update"}
 """Phase → the title of its column."""
 
 ROWS = {
@@ -73,14 +68,14 @@ def phases_table(
     bytes_of_phases = [{term.name: term.bytes for term in phase.terms} for phase in phases]
     rows = []
     for name, terms in ROWS.items():
-        sums = [
+        phase_sums = [
             sum(term_bytes for term, term_bytes in phase_bytes.items() if term in terms)
             for phase_bytes in bytes_of_phases
         ]
-        if any(sums):
-            rows.append(Row([name, *(term_bytes or None for term_bytes in sums)]))
-    total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, total], heading_aside, [*notes, NOTE], answer_text, name="rollout")
+        if any(phase_sums):
+            rows.append(Row([name, *(term_bytes or None for term_bytes in phase_sums)]))
+    phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
+    return Table(heading, columns, [*rows, phase_total], heading_aside, [*notes, NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
+    present_kinds = {action.kind for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank}
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
@@ -53,7 +53,7 @@ def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
     passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
-    if any(action.overlapped for order in timetable.pipeline.orders for action in order):
+    if any(action.overlapped for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
 
@@ -74,14 +74,14 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
     column_widths = [len(column.title) for column in columns] + [
-        max(len(peak.title), *(len(text) for texts in peaks for text in texts))
+        max(len(peak.title), *(len(cell_text) for cell_texts in peaks for cell_text in cell_texts))
     ]
     chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
     rows = []
     for rank in range(pipeline.ranks):
-        lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
-        for chunk, line in enumerate(lines):
+        chart_lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
+        for chunk, line in enumerate(chart_lines):
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             rows.append(Row([*stage_cells, line, peaks[rank][chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
@@ -107,18 +107,18 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
-    split = (
+    split_text = (
         "; after +: only the backward of the weights is left"
         if any(sum(counts.weights) for counts in in_flight)
         else ""
     )
-    yield f"peak: {peak_rank_text}{split}"
+    yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if chart.left_out:
         gap_start, gap_end = chart.left_out
-        skipped_time = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
-        yield f"…: left out to fit the width, {skipped_time}; -o FILE draws all"
+        gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
+        yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
 
 class Chart(NamedTuple):
@@ -133,17 +133,19 @@ class Chart(NamedTuple):
 
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
-        """Returns a chart in which the shortest pass has room for its name; a chart that is too wide is shortened."""
+        """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
+            timetable.costs.duration(action.kind)
+            for actions_of_rank in timetable.pipeline.orders
+            for action in actions_of_rank
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        scale = name_width / shortest_pass
-        total_width = round(timetable.time * scale)
+        columns_per_unit = name_width / shortest_pass
+        total_width = round(timetable.time * columns_per_unit)
         if total_width <= free_width:
-            return cls(scale, (range(total_width),))
+            return cls(columns_per_unit, (range(total_width),))
         half_width = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
-        return cls(scale, (range(half_width), range(total_width - half_width, total_width)))
+        return cls(columns_per_unit, (range(half_width), range(total_width - half_width, total_width)))
 
     @property
     def left_out(self) -> tuple[float, float] | None:
@@ -153,7 +155,7 @@ class Chart(NamedTuple):
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
-        """Draws a rank's passes through one chunk of layers; blank where the rank runs another chunk."""
+        """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
 
     def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:

@@ -46,13 +46,13 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     left_out = 0
     shorter_tables = list(tables)
     while sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines:
-        longest = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
-        table = shorter_tables[longest]
+        longest_index = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
+        table = shorter_tables[longest_index]
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if not plain_rows or len(table.rows) <= FEWEST_ROWS:
             break
         rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
-        shorter_tables[longest] = table._replace(rows=rows)
+        shorter_tables[longest_index] = table._replace(rows=rows)
         left_out += 1
     if left_out:
         rows_text = f"{left_out} more row{'s' * (left_out > 1)}"
@@ -85,12 +85,12 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     return shown_tables
 
 
-def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
+def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Table | None:
     """Shortens a table, except its totals, to a number of lines.
 
     Returns None if too few rows would be left, unless `is_required`.
     """
-    while line_count(table, COLUMNS) > room:
+    while line_count(table, COLUMNS) > line_limit:
         deepest_level = max((row.depth for row in table.rows), default=0)
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if deepest_level:

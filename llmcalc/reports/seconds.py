@@ -55,8 +55,8 @@ FEW_NODES = 4
 def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
     """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest."""
     unit = unit or unit_of(seconds)
-    value = seconds / FACTORS[unit]
-    rounded_value = float(f"{value:.{digits}g}")
+    value_in_unit = seconds / FACTORS[unit]
+    rounded_value = float(f"{value_in_unit:.{digits}g}")
     decimals = max(0, digits - 1 - _exponent_of(rounded_value))
     return f"{rounded_value:,.{decimals}f} {unit}"
 
@@ -78,8 +78,8 @@ def range_unit(low_seconds: float, seconds: float) -> str:
     return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
 
 
-def _exponent_of(value: float) -> int:
-    return 0 if value == 0 else int(f"{value:e}".partition("e")[2])
+def _exponent_of(number: float) -> int:
+    return 0 if number == 0 else int(f"{number:e}".partition("e")[2])
 
 
 def range_text(estimate: Range) -> str:
@@ -92,7 +92,9 @@ def range_text(estimate: Range) -> str:
 def range_of(estimate: Range, separator: str = "-") -> str:
     """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
     unit = range_unit(float(estimate.low), float(estimate.estimate))
-    low_text, high_text = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
+    low_text, high_text = (
+        duration(float(range_end), unit).removesuffix(f" {unit}") for range_end in (estimate.low, estimate.high)
+    )
     return f"{low_text}{separator}{high_text}"
 
 
@@ -102,7 +104,7 @@ def tpot_text(timed_run: TimedRun) -> str:
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
-    """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
+    """Returns the seconds per token of every user and the tokens/s as plain data, null without an estimate."""
     return {
         "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
         "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
@@ -129,10 +131,10 @@ def class_text(estimate: Range, title: str) -> str:
     tested_errors = estimate.tested
     if tested_errors is None:
         return f"{title} on this device was never tested: the range is the widest"
-    median, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
+    median_text, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
-        f"were {median} off "
+        f"were {median_text} off "
         f"by median, one in ten by more than {p90}"
     )
 
@@ -220,9 +222,9 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     return rows
 
 
-def _node_row(node: Node, total: float) -> Row:
+def _node_row(node: Node, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration(node.seconds, digits=3))
-    return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
+    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
@@ -235,9 +237,9 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
-    rate, devices = timed_run.tokens_per_second, timed_run.devices
-    device_rate_text = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
-    lines = [f"{rate:,.0f} tokens/s{device_rate_text}"]
+    device_rate, devices = timed_run.tokens_per_second, timed_run.devices
+    device_rate_text = f" ({device_rate / devices:,.0f} a device)" if devices > 1 else ""
+    lines = [f"{device_rate:,.0f} tokens/s{device_rate_text}"]
     if timed_run.phase != "decode":
         lines[0] += (
             f"; MFU {units.percent(timed_run.utilization('causal'), 0)} causal, "
@@ -245,8 +247,8 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
             f"full pairs; HFU {units.percent(timed_run.hardware_utilization, 0)}"
         )
     rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in timed_run.rules.items() if value is not None]
-    resident, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
-    sizes = f"are {units.memory(resident)} a device, which has {units.memory(capacity)}"
+    resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
+    sizes = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     if timed_run.phase != "training":
         too_large = f"weights and cache {sizes}: they do not fit; --devices N divides them"
     elif timed_run.chosen_options:
@@ -259,7 +261,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
             f"weights, gradients and optimizer states {sizes}: they do not fit; llmcalc plan lists layouts that do"
         )
     return [
-        *([too_large] if resident > capacity else []),
+        *([too_large] if resident_bytes > capacity else []),
         *lines,
         *([", ".join(rules)] if rules else []),
         f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",
@@ -267,13 +269,13 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def node_data(node: Node, total: float) -> dict[str, Any]:
+def node_data(node: Node, total_seconds: float) -> dict[str, Any]:
     """Returns the seconds of a node of the model as plain data."""
     return {
         "path": node.path,
         "kind": node.kind,
         "seconds": node.seconds,
-        "share": node.seconds / total,
+        "share": node.seconds / total_seconds,
         "bound": node.bound,
         "reached": node.reached,
     }

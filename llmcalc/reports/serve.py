@@ -25,13 +25,13 @@ NOT_COUNTED = (
 """What no estimate of a server counts."""
 
 
-def money_text(value: float) -> str:
+def money_text(money: float) -> str:
     """Writes an amount of money with three significant digits, without a currency."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{money:,.0f}" if money >= 1000 else f"{money:.3g}"
 
 
-def _rate_text(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def _rate_text(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 SHARED_COLUMNS = (
@@ -105,26 +105,26 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         rows = [
-            Row(_curve_cells(point, study), strong=point == chosen_server.point)
-            for point in servers.curves[chosen_server.index]
+            Row(_curve_cells(server_point, study), strong=server_point == chosen_server.point)
+            for server_point in servers.curves[chosen_server.index]
         ]
         tables.append(
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
-    data = _serve_data(study, servers)
-    return Report(data, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
+    document = _serve_data(study, servers)
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
         preset.target
     )
 
 
 def load_text(study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
-    limits, requests = study.limits, study.requests
+    latency_limits, requests = study.limits, study.requests
     if study.trace is not None:
-        number = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
-        return f"{number}, {requests.input:,} + {requests.output:,} tokens on average"
-    load = "requests" if limits.rate is None else f"{limits.rate:g} requests/s"
-    load = load if limits.concurrency is None else plural(limits.concurrency, "user")
+        user_count = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
+        return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
+    load = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
+    load = load if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
 
 
@@ -138,17 +138,17 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
     chosen_server = servers.chosen
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
+    server, token_price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
-        price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
-    cost = "" if price is None else f", {money_text(price)} per million tokens"
+        token_price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
+    cost = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{cost}"
 
 
 def _aside_text(study: ServeStudy) -> str:
-    limits = study.limits
-    limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
-    limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
+    latency_limits = study.limits
+    limit_texts = [f"TTFT ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    limit_texts += [f"TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = study.requests.cached
     return ", ".join(
         [
@@ -163,39 +163,51 @@ def _aside_text(study: ServeStudy) -> str:
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
-    order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
+    servers_in_order = sorted(
+        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
+    )
     rows = []
-    for index in order:
-        server, point = servers.servers[index], servers.points[index]
-        keeps_limits = servers.keeps_limits[index]
-        shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
+    for server_index in servers_in_order:
+        server, server_point = servers.servers[server_index], servers.points[server_index]
+        keeps_limits = servers.keeps_limits[server_index]
+        shown_point = server_point or servers.curves[server_index][-1 if study.limits.concurrency else 0]
         cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps_limits else "no"]
-        rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
+        rows.append(Row(cells, strong=chosen_server is not None and server_index == chosen_server.index))
     return rows
 
 
-def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
-    point = servers.points[index]
+def _server_order(servers: Servers, server_index: int) -> tuple[bool, float, int]:
+    server_point = servers.points[server_index]
     if servers.traces:
-        return not servers.keeps_limits[index], servers.servers[index].devices, index
-    return not servers.keeps_limits[index], -point.per_device if point is not None else 0.0, index
+        return not servers.keeps_limits[server_index], servers.servers[server_index].devices, server_index
+    return (
+        not servers.keeps_limits[server_index],
+        -server_point.per_device if server_point is not None else 0.0,
+        server_index,
+    )
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     rows = []
-    for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
-        server, trace_times = servers.servers[index], servers.traces[index]
+    for server_index in sorted(
+        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
+    ):
+        server, trace_times = servers.servers[server_index], servers.traces[server_index]
         seconds = [
-            DisplayedValue(spread.estimate, _range_cell(spread))
-            for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
+            DisplayedValue(time_spread.estimate, _range_cell(time_spread))
+            for time_spread in (
+                trace_times.ttft[50],
+                trace_times.ttft[LIMIT_PERCENTILE],
+                trace_times.tpot[LIMIT_PERCENTILE],
+            )
         ]
         rate = trace_times.output_tokens_per_second
         last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
-        verdict = "ok" if servers.keeps_limits[index] else "no"
+        verdict = "ok" if servers.keeps_limits[server_index] else "no"
         cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
-        rows.append(Row(cells, strong=chosen_server is not None and index == chosen_server.index))
+        rows.append(Row(cells, strong=chosen_server is not None and server_index == chosen_server.index))
     return rows
 
 
@@ -206,27 +218,30 @@ def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -
     return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
-    ttft, tpot = (DisplayedValue(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
-    return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
+def _point_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
+    ttft, tpot = (
+        DisplayedValue(float(latency.estimate), _range_cell(latency))
+        for latency in (server_point.ttft, server_point.tpot)
+    )
+    return [server_point.concurrency, ttft, tpot, *_rate_cells(server_point, study)]
 
 
-def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
-    last_cell = point.per_device if study.price is None else point.cost_per_million
-    return [point.output_tokens_per_second, last_cell]
+def _rate_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
+    last_cell = server_point.per_device if study.price is None else server_point.cost_per_million
+    return [server_point.output_tokens_per_second, last_cell]
 
 
 def _range_cell(seconds: Range | Amount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     unit = range_unit(low_seconds, high_seconds)
-    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
+    range_ends = (duration(range_end, unit).removesuffix(f" {unit}") for range_end in (low_seconds, high_seconds))
     return f"{'-'.join(range_ends)} {unit}"
 
 
-def _curve_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rates = _point_cells(point, study)
-    likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
+def _curve_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
+    concurrency, ttft, tpot, *rates = _point_cells(server_point, study)
+    likely_tpot, end_to_end = float(server_point.tpot.estimate), server_point.load.end_to_end
     seconds = [DisplayedValue(likely_tpot, duration(likely_tpot)), DisplayedValue(end_to_end, duration(end_to_end))]
     return [concurrency, ttft, tpot, *seconds, *rates]
 
@@ -274,16 +289,18 @@ def _smaller_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if chosen_server is None or servers.traces:
         return []
     least_rate = chosen_server.point.per_device * (1 - TIE)
-    ties = [
+    tied_servers = [
         server
-        for server, point, keeps_limits in zip(servers.servers, servers.points, servers.keeps_limits, strict=True)
-        if keeps_limits and point is not None and point.per_device >= least_rate
+        for server, server_point, keeps_limits in zip(
+            servers.servers, servers.points, servers.keeps_limits, strict=True
+        )
+        if keeps_limits and server_point is not None and server_point.per_device >= least_rate
     ]
-    smallest = min(ties, key=lambda server: server.devices)
-    if smallest.devices == servers.servers[chosen_server.index].devices:
+    smallest_server = min(tied_servers, key=lambda server: server.devices)
+    if smallest_server.devices == servers.servers[chosen_server.index].devices:
         return []
-    devices_text = several(smallest.devices, study.hardware.title)
-    return [f"{layout_text(smallest)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
+    devices_text = several(smallest_server.devices, study.hardware.title)
+    return [f"{layout_text(smallest_server)} on {devices_text} is within {TIE * 100:g} % of it a device: a tie"]
 
 
 def _group_text(group: Disaggregated) -> str:
@@ -316,16 +333,16 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def point_data(point: LoadPoint) -> dict[str, Any]:
+def point_data(server_point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
-        "concurrency": point.concurrency,
-        "ttft": point.ttft.amount.as_data(),
-        "tpot": point.tpot.amount.as_data(),
-        "end_to_end": point.end_to_end.as_data(),
-        "output_tokens_per_second": rounded(point.output_tokens_per_second),
-        "per_device": rounded(point.per_device),
-        "cost_per_million": None if point.cost_per_million is None else rounded(point.cost_per_million),
+        "concurrency": server_point.concurrency,
+        "ttft": server_point.ttft.amount.as_data(),
+        "tpot": server_point.tpot.amount.as_data(),
+        "end_to_end": server_point.end_to_end.as_data(),
+        "output_tokens_per_second": rounded(server_point.output_tokens_per_second),
+        "per_device": rounded(server_point.per_device),
+        "cost_per_million": None if server_point.cost_per_million is None else rounded(server_point.cost_per_million),
     }
 
 
@@ -339,7 +356,7 @@ def _group_data(server: Server) -> dict[str, int] | None:
 
 
 def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
-    limits, requests = study.limits, study.requests
+    latency_limits, requests = study.limits, study.requests
     listed_servers = [
         {
             "options": _server_options(server),
@@ -348,10 +365,10 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
             "disaggregated": _group_data(server),
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
-            "curve": [point_data(point) for point in curve],
-            "trace": _times_data(study, server, servers.traces[index]) if servers.traces else None,
+            "curve": [point_data(server_point) for server_point in curve],
+            "trace": _times_data(study, server, servers.traces[server_index]) if servers.traces else None,
         }
-        for index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
+        for server_index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
     example = _classified_point(servers)
     return {
@@ -359,12 +376,12 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "hardware": study.hardware.name,
         "engine": {"name": study.engine.name, "version": study.version.version},
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
-        "limits": {**vars(limits)},
+        "limits": {**vars(latency_limits)},
         "trace": _trace_data(study),
         "speculation": _speculation_data(study),
         "price": study.price,
         "servers": listed_servers,
-        "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
+        "front": [{"server": server_index, "concurrency": concurrency} for server_index, concurrency in servers.front],
         "chosen": _chosen_data(study, servers),
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},

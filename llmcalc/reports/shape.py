@@ -76,17 +76,24 @@ def report(
     }
     if is_flat:
         raw_rows = [
-            {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
+            {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
+            for shape_data in shapes
         ]
         return Report(
             document,
-            [Table("", FULL_COLUMNS, [Row([entry[column.title] for column in FULL_COLUMNS]) for entry in raw_rows])],
+            [
+                Table(
+                    "",
+                    FULL_COLUMNS,
+                    [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
+                )
+            ],
         ).for_target(preset.target if is_target else "")
-    value = study.budget.value
+    budget_value = study.budget.value
     title = (
-        f"{units.count(value)} parameters"
+        f"{units.count(budget_value)} parameters"
         if study.budget.kind == "parameters"
-        else f"{value:.3g} FLOPs of training".replace("e+", "e")
+        else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     )
     costs = Table(
         f"{title}, same ratios as {preset.display}",
@@ -99,7 +106,7 @@ def report(
     findings = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
-        [_literature_row(s) for s in study.shapes],
+        [_literature_row(described_shape) for described_shape in study.shapes],
         notes=_source_notes(study, preset),
     )
     return Report(document, [costs, findings])
@@ -135,10 +142,16 @@ def _cost_row(shape: Shape) -> Row:
 
 def _literature_row(shape: Shape) -> Row:
     verdicts, layers = shape.verdicts, shape.stack.num_hidden_layers
-    kaplan = "within" if verdicts.in_kaplan_range else "outside"
-    tay = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
+    kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
+    tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
     return Row(
-        [*_size_cells(shape), kaplan, tay, verdicts.critical_depth, "past" if verdicts.past_critical else "within"],
+        [
+            *_size_cells(shape),
+            kaplan_verdict,
+            tay_verdict,
+            verdicts.critical_depth,
+            "past" if verdicts.past_critical else "within",
+        ],
         strong=shape.target,
     )
 
@@ -198,7 +211,7 @@ def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
 
 
 def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
+    findings: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
         findings[-1]["scaled_from_target"] = {
@@ -229,11 +242,11 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
     ]
-    fractions = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
-    if max(fractions) > 0.5:
+    embedding_shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(embedding_shares) > 0.5:
         notes.append(
-            f"embedding and language-model head are {units.percent(min(fractions), 0)} to "
-            f"{units.percent(max(fractions), 0)} of the parameters; a smaller --vocab leaves more to the layers"
+            f"embedding and language-model head are {units.percent(min(embedding_shares), 0)} to "
+            f"{units.percent(max(embedding_shares), 0)} of the parameters; a smaller --vocab leaves more to the layers"
         )
     if first_stack.mixture_of_experts:
         notes.append(
@@ -294,7 +307,8 @@ def _active_text(study: ShapeStudy) -> list[int]:
 
 def _source_notes(study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
-        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
+        f"{study_finding.source} (arXiv:{study_finding.arxiv}): {study_finding.says}. Limits: {study_finding.limits}"
+        for study_finding in FINDINGS
     ]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..flow.tree import spans
+from ..flow.tree import index_ranges
 from .notes import plural
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ ALONE = "one device"
 
 def _group_sizes(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {degree}" for name in names if (degree := getattr(layout, name)) not in (None, 1)]
+    group_texts = [
+        f"{group_name} {degree}" for group_name in names if (degree := getattr(layout, group_name)) not in (None, 1)
+    ]
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
@@ -53,7 +55,11 @@ def rank_text(rank_share: RankShare) -> str:
     rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
-    return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
+    return (
+        f"{rank_description}, layers {index_ranges(chunks.layers)}"
+        if chunks.layers
+        else f"{rank_description}, no layers"
+    )
 
 
 def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:

@@ -19,21 +19,23 @@ def headline(spec: ModelSpec) -> str:
     if draft_heads is not None:
         return f"{spec.kind}, {draft_heads.describe()}, hidden {spec.hidden_size}"
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
-    blocks = distinct_blocks(spec)
+    layer_specs = distinct_blocks(spec)
     texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
-    networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
-    for parts_of_kind in ([layer_block.attention for layer_block in blocks], *networks):
+    networks = zip_longest(
+        *(layer_spec.networks() for layer_spec in layer_specs)
+    )  # those beside the others after the others
+    for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *networks):
         texts += _merge_texts(
             unique_texts(describe_part(described_part, spec.hidden_size) for described_part in parts_of_kind)
         )
-    texts += unique_texts(norm_style(layer_block) for layer_block in blocks)
+    texts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     texts += unique_texts(position_encodings(spec))
     return ", ".join(texts)
 
 
 def _merge_texts(texts: list[str]) -> list[str]:
     """Merges texts that differ only by an added phrase: `GQA 16/8 × 256 with and without window 4096`."""
-    additions = {
+    added_phrases = {
         longer_text: longer_text.removeprefix(f"{base_text}, ")
         for base_text in texts
         for longer_text in texts
@@ -41,20 +43,22 @@ def _merge_texts(texts: list[str]) -> list[str]:
     }
     additions_by_base = {
         longer_text: [
-            addition for longer_name, addition in additions.items() if longer_name == f"{longer_text}, {addition}"
+            added_phrase
+            for longer_name, added_phrase in added_phrases.items()
+            if longer_name == f"{longer_text}, {added_phrase}"
         ]
         for longer_text in texts
     }
     return [
         f"{longer_text} with and without {additions_to_base[0]}" if len(additions_to_base) == 1 else longer_text
         for longer_text, additions_to_base in additions_by_base.items()
-        if longer_text not in additions or len(additions) > 1
+        if longer_text not in added_phrases or len(added_phrases) > 1
     ]
 
 
-def describe_part(part: Part | None, hidden_size: int) -> str:
+def describe_part(model_part: Part | None, hidden_size: int) -> str:
     """Describes a component of the model in a few words; empty for None."""
-    return part.describe(hidden_size) if isinstance(part, Component) else ""
+    return model_part.describe(hidden_size) if isinstance(model_part, Component) else ""
 
 
 def unique_texts(texts: Iterable[str]) -> list[str]:
@@ -78,7 +82,7 @@ def norm_style(block: Layer) -> str:
 
 
 def position_encodings(spec: ModelSpec) -> list[str]:
-    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` if there are none."""
+    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, or `no positions` if there are none."""
     names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:

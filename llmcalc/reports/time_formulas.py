@@ -25,17 +25,21 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
     document = {
         "model": model_data(preset),
         "node": setting["node"],
-        "setting": {name: value for name, value in setting.items() if name != "node"},
+        "setting": {
+            symbol_name: symbol_value for symbol_name, symbol_value in setting.items() if symbol_name != "node"
+        },
         "formulas": [_formula_record(formula) for formula in formulas],
-        "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
+        "symbols": {
+            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
+        },
     }
-    total = sum(formula.seconds * formula.repeat for formula in formulas)
+    total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
     run_title = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
-    legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used_symbols(formulas))
+    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
-    answer_text = f"{duration(total)} of kernels"
+    answer_text = f"{duration(total_seconds)} of kernels"
     rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
     return Report(document, [table]).for_target(preset.target)
@@ -44,7 +48,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, A
 def _used_symbols(formulas: Sequence[TimeFormula]) -> list[str]:
     """Returns the symbols that occur in the formulas."""
     words = {word for formula in formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()}
-    return [name for name in SYMBOLS if name in {word.rstrip(",") for word in words}]
+    return [symbol_name for symbol_name in SYMBOLS if symbol_name in {word.rstrip(",") for word in words}]
 
 
 def _formula_row(formula: TimeFormula) -> Row:

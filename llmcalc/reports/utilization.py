@@ -17,7 +17,9 @@ IMPOSSIBLE = (
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
+    scale = units.decimal_scale(
+        max(utilization_row.flops_per_token for utilization_row in utilization.conventions), "FLOPs"
+    )
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -26,25 +28,38 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         Column("hfu", "HFU", units.percent),
     )
     rows = [
-        Row([row.name, row.formula, row.flops_per_token, row.mfu, row.hfu], strong=row.key.startswith("exact_"))
-        for row in utilization.conventions
+        Row(
+            [
+                utilization_row.name,
+                utilization_row.formula,
+                utilization_row.flops_per_token,
+                utilization_row.mfu,
+                utilization_row.hfu,
+            ],
+            strong=utilization_row.key.startswith("exact_"),
+        )
+        for utilization_row in utilization.conventions
     ]
     peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
     peak = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
-        *([IMPOSSIBLE] if any(row.hfu > 1 for row in utilization.conventions) else []),
+        *([IMPOSSIBLE] if any(utilization_row.hfu > 1 for utilization_row in utilization.conventions) else []),
         f"peak of each device: {peak}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
+        *(
+            f"{utilization_row.name}: {utilization_row.source}"
+            for utilization_row in utilization.conventions
+            if utilization_row.source
+        ),
     ]
     rate = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(title, columns, rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization")
 
 
 def utilization_data(utilization: Utilization) -> dict[str, Any]:
-    """Returns the utilization as plain data; MFU and HFU are fractions of the peak FLOP/s."""
+    """Returns the utilization as plain data. MFU and HFU are fractions of the peak FLOP/s."""
     return {
         "hardware": utilization.hardware.name,
         "devices": utilization.devices,

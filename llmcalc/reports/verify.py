@@ -95,24 +95,24 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
     """Writes one line about the measured speed of a forward pass."""
-    rate = (
+    flops_rate = (
         f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
         f"{measured_speed['tokens']:,} tokens"
     )
-    memory = (
+    memory_text = (
         f"; weights {units.memory(measured_speed['weights_bytes'])}, peak "
         f"{units.memory(measured_speed['peak_allocated_bytes'])}"
         if "weights_bytes" in measured_speed
         else ""
     )
     return (
-        f"{rate} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
-        f"{measured_speed['torch']}{memory} (information, not checked)"
+        f"{flops_rate} in {units.seconds(measured_speed['forward_seconds'])} on {measured_speed['device']}, torch "
+        f"{measured_speed['torch']}{memory_text} (information, not checked)"
     )
 
 
 def _quantity_group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all memory checks share a quantity."""
+    """Returns the quantity under which a check is reported. All memory checks share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
@@ -178,8 +178,8 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
     if witness == "distributed":
         return _distributed_note(verdicts)
     if witness == "transformers":
-        classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
-        return [f"against transformers on meta, eager attention: {classes}", _coverage_note(verdicts)]
+        library_classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
+        return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(verdicts)]
     if witness == "published":
         return ["against the published count of the released weights"]
     return []
@@ -187,15 +187,15 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
 
 def _reference_notes(verdicts: list[Verdict]) -> list[str]:
     """Returns the device and the size of the run of llmcalc's PyTorch reference."""
-    info = verdicts[0].info
+    verdict_info = verdicts[0].info
     if len(verdicts) == 1:
-        run_size = f"{info['batch']} × {info['seq']} tokens"
+        run_size = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"
     else:
-        run_size = f"batch {info['batch']}, enough tokens to fill every window"
-    note = f"against llmcalc's PyTorch reference on {info['device']}, {run_size}, eager attention"
+        run_size = f"batch {verdict_info['batch']}, enough tokens to fill every window"
+    device_note = f"against llmcalc's PyTorch reference on {verdict_info['device']}, {run_size}, eager attention"
     if any(verdict.info["layers_run"] != verdict.info["layers"] for verdict in verdicts):
-        note += "; identical layers are run once (--every-layer runs all)"
-    return [note, *_memory_note(verdicts)]
+        device_note += "; identical layers are run once (--every-layer runs all)"
+    return [device_note, *_memory_note(verdicts)]
 
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
@@ -223,8 +223,8 @@ def _tolerances_text(checks: list[Check]) -> str:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
         names_by_tolerance.setdefault(check.within, {})[name] = None
     return ", ".join(
-        f"within {units.percent(bound, 1 if bound > 1e-4 else 3)} ({', '.join(names)})"
-        for bound, names in sorted(names_by_tolerance.items())
+        f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(names)})"
+        for tolerance, names in sorted(names_by_tolerance.items())
     )
 
 
@@ -249,11 +249,13 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
     scratch = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
-    kinds = ", ".join(f"{layout[name]} {degree_name}" for name, degree_name in degrees.items() if layout[name] > 1)
+    parallel_kinds = ", ".join(
+        f"{layout[name]} {degree_name}" for name, degree_name in degrees.items() if layout[name] > 1
+    )
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
-        f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
-        "replica; loss: against one process",
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two "
+        f"steps with AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} "
+        "tokens per replica; loss: against one process",
         f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
         "block of each: "
         f"{', '.join(f'{name} {units.memory(scratch_bytes)}' for name, scratch_bytes in scratch) or 'none'}",
@@ -287,16 +289,16 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
 
 
 def _node_or_moment(check: Check) -> str:
-    """Returns the node of a failed check; for memory the moment, such as `training: backward peak`."""
-    moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
+    """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
+    peak_moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
-        return moment
-    return f"{check.where}: {moment}" if check.quantity.startswith(MEMORY) else check.where
+        return peak_moment
+    return f"{check.where}: {peak_moment}" if check.quantity.startswith(MEMORY) else check.where
 
 
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    remaining = MOST_FAILURES
+    remaining_lines = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -304,9 +306,9 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
         Column("difference", "difference", justify="left", wrap=True),
     )
     for verdict in verdicts:
-        for quantity, group in groupby(verdict.failures, key=_quantity_group):
-            checks = list(group)
-            listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
+        for quantity, quantity_group in groupby(verdict.failures, key=_quantity_group):
+            checks = list(quantity_group)
+            listed_checks, remaining_lines = checks[:remaining_lines], remaining_lines - len(checks[:remaining_lines])
             rows = [
                 Row(
                     [

@@ -73,7 +73,8 @@ class Adapters:
         return {name: (count, UINT8 if size == 1 else FLOAT32) for name, (count, size) in tensors.items()}
 
     def computing_format(self, input_format: Dtype) -> Dtype:
-        """Returns the number format of products with 4-bit weights: for inputs in float32 that of QLoRA's recipes,
-        bfloat16 (`bnb_4bit_compute_dtype`), to which bitsandbytes casts them.
+        """Returns the number format of products with 4-bit weights, which may differ from the input's.
+
+        bitsandbytes casts inputs in float32 to `bnb_4bit_compute_dtype`, which is bfloat16 in QLoRA's recipes.
         """
         return BFLOAT16 if self.library == "peft" and input_format is FLOAT32 else input_format

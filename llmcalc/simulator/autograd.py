@@ -74,15 +74,15 @@ class Graph:
 
         If x has more axes, the result is a view of the sum.
         """
-        total = self.new_tensor(shape, x.dtype)
+        summed_tensor = self.new_tensor(shape, x.dtype)
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
             scratch = [self.new_tensor((axis_size,), UINT8) for axis_size in sizes if axis_size]
             while scratch:
                 scratch.pop()
-        total.has_base = 0 < len(shape) < len(x.shape)
-        return total
+        summed_tensor.has_base = 0 < len(shape) < len(x.shape)
+        return summed_tensor
 
     def operation_result(
         self, operation_name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None
@@ -184,26 +184,26 @@ def backward(
     assert output.node is not None
     pending_uses = _uses_of_leaves(output.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
-    queue, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
-    attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
+    ready_nodes, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
+    node_attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     current_place = None
     with autograd_graph.no_grad():
-        while queue:
-            _, node = heapq.heappop(queue)
+        while ready_nodes:
+            _, node = heapq.heappop(ready_nodes)
             if node.place is not current_place:
                 current_place = node.place
                 autograd_graph.meter.place = current_place.in_backward()
             outputs = _run_node(autograd_graph, node, gradients)
-            attributes += node.attributes
+            node_attributes += node.attributes
             node.saved = []
             node.backward = None
             edges, node.edges = node.edges, []
             del node
-            for i, target in enumerate(edges):
+            for i, edge in enumerate(edges):
                 output_gradient_of_node, outputs[i] = outputs[i], None
-                if target is None:
+                if edge is None:
                     continue
-                key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
+                key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
                 if output_gradient_of_node is not None:
                     if key in gradients:
                         _add_gradient(
@@ -211,20 +211,20 @@ def backward(
                             gradients,
                             key,
                             output_gradient_of_node,
-                            None if isinstance(target, Tensor) else target[0],
+                            None if isinstance(edge, Tensor) else edge[0],
                         )
                     else:
                         gradients[key] = output_gradient_of_node
-                        if not isinstance(target, Tensor) and key[0] not in queued_ids:
+                        if not isinstance(edge, Tensor) and key[0] not in queued_ids:
                             queued_ids.add(key[0])
-                            heapq.heappush(queue, (-target[0].number, target[0]))
+                            heapq.heappush(ready_nodes, (-edge[0].number, edge[0]))
                 del output_gradient_of_node
-                if isinstance(target, Tensor):
-                    attributes.append(target)  # by the node that accumulates its gradient
+                if isinstance(edge, Tensor):
+                    node_attributes.append(edge)  # by the node that accumulates its gradient
                     pending_uses[key[0]] -= 1
                     if not pending_uses[key[0]] and key in gradients:
-                        _accumulate_leaf(autograd_graph, target, gradients.pop(key))
-            del edges, target
+                        _accumulate_leaf(autograd_graph, edge, gradients.pop(key))
+            del edges, edge
         if end_callback is not None:
             end_callback()
 
@@ -264,9 +264,9 @@ def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int]
     return outputs
 
 
-def _reference_count(value: object) -> int:
+def _reference_count(referenced_object: object) -> int:
     """Counts the Python references to a function's argument."""
-    return sys.getrefcount(value)
+    return sys.getrefcount(referenced_object)
 
 
 OWN_REFERENCES = _reference_count(object())
@@ -333,13 +333,13 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
     """Returns id of a trained tensor → the number of its uses in a node's graph."""
-    uses: dict[int, int] = {}
+    use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:
         for edge in pending_nodes.pop().edges:
             if isinstance(edge, Tensor):
-                uses[id(edge)] = uses.get(id(edge), 0) + 1
+                use_counts[id(edge)] = use_counts.get(id(edge), 0) + 1
             elif edge is not None and id(edge[0]) not in visited_ids:
                 visited_ids.add(id(edge[0]))
                 pending_nodes.append(edge[0])
-    return uses
+    return use_counts

@@ -11,7 +11,7 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """Returns the tensors of a recurrent state, allocated in the first pass; none without a cache."""
+    """The tensors that a module caches for later passes: keys and values, recurrent states, convolution inputs."""
 
     def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
@@ -22,8 +22,11 @@ class CacheTensors(ParameterTensors):
         if self.store is None:
             return
         with counted_as(self.graph.meter, "cache"):
-            copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
-            self.store[(*self.cache_path, cache_name)] = copies
+            copied_tensors = tuple(
+                self.new_pool_tensor(tensor.shape, tensor.dtype) if self.paged else self.t.copy(tensor)
+                for tensor in tensors
+            )
+            self.store[(*self.cache_path, cache_name)] = copied_tensors
 
     def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
         """Returns the tensors of a recurrent state, allocated in the first pass; none where no cache is kept.
@@ -39,12 +42,12 @@ class CacheTensors(ParameterTensors):
         assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
         dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
-            new_tensor = self.in_pool if self.paged else self.graph.new_tensor
+            new_tensor = self.new_pool_tensor if self.paged else self.graph.new_tensor
             states = tuple(new_tensor((batch, *shape), dtype) for shape in shapes)
         self.store[(*self.cache_path, operation.name)] = states
         return states
 
-    def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def new_pool_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Creates a tensor in the block pool of a paged cache, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 

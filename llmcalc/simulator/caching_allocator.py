@@ -111,11 +111,15 @@ class Pool:
 
     def copy(self) -> Pool:
         """Returns an independent pool with the same blocks."""
-        duplicate = Pool(True, True)
-        duplicate.starts, duplicate.ends, duplicate.sizes = self.starts.copy(), self.ends.copy(), self.sizes.copy()
-        duplicate.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
-        duplicate.least_rest, duplicate.page, duplicate.bound = self.least_rest, self.page, self.bound
-        return duplicate
+        copied_pool = Pool(True, True)
+        copied_pool.starts, copied_pool.ends, copied_pool.sizes = (
+            self.starts.copy(),
+            self.ends.copy(),
+            self.sizes.copy(),
+        )
+        copied_pool.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
+        copied_pool.least_rest, copied_pool.page, copied_pool.bound = self.least_rest, self.page, self.bound
+        return copied_pool
 
     def add(self, start: int, size: int) -> None:
         """Adds a free block to the pool."""
@@ -149,8 +153,9 @@ class Pool:
         return size, size
 
     def grow(self, units: int) -> tuple[int, int]:
-        """Adds pages to the expandable segment, so that its last free block has at least n units
-        (try_allocate_expandable_block). Returns the size of the block and the reserved units.
+        """Adds pages to the expandable segment, so that its last free block has at least this many units.
+
+        Returns the size of the block and the reserved units (try_allocate_expandable_block).
         """
         size = self.remove(self.bound) if self.bound in self.starts else 0
         reserved_units = -(-(units - size) // self.page) * self.page
@@ -214,14 +219,14 @@ class CachingAllocator:
         return self.reserved
 
     def _small_pool(self, stream: int) -> int:
-        """Returns the number of a stream's pool for small requests; the next number is the pool for large requests."""
+        """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
     def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps; storages keep their numbers across calls.
+        """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
@@ -317,33 +322,36 @@ class CachingAllocator:
                 ]
         self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
-    def _choose_block(self, number: int, units: int) -> int:
+    def _choose_block(self, pool_number: int, units: int) -> int:
         """Returns the size of the free block that serves n units of a pool (get_free_block).
 
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.
         """
-        pool, expandable = self._pools[number], self.expandable_segments
-        index = bisect_left(pool.sizes, units)
-        size = pool.first_size(index)
-        if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound]:
-            next_size = pool.first_size(index + 1)
+        block_pool, expandable = self._pools[pool_number], self.expandable_segments
+        index = bisect_left(block_pool.sizes, units)
+        size = block_pool.first_size(index)
+        if expandable and size != NO_SIZE and block_pool.by_size[size] == [block_pool.bound]:
+            next_size = block_pool.first_size(index + 1)
             size = size if next_size == NO_SIZE else next_size
         if size == NO_SIZE:
-            size, reserved_units = (pool.grow if expandable else pool.reserve)(units)
+            size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(units)
             self.reserved += reserved_units << UNIT
         return size
 
-    def restore(self, state: CachingAllocator) -> None:
+    def restore(self, source_allocator: CachingAllocator) -> None:
         """Copies the state of another allocator, to continue from it."""
-        vars(self).update(vars(state.copy()))
+        vars(self).update(vars(source_allocator.copy()))
 
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
-        duplicate = copy(self)
-        duplicate._pools = [pool.copy() for pool in self._pools]
-        duplicate._pool_of_stream, duplicate._block_of = self._pool_of_stream.copy(), self._block_of.copy()
-        return duplicate
+        copied_allocator = copy(self)
+        copied_allocator._pools = [pool.copy() for pool in self._pools]
+        copied_allocator._pool_of_stream, copied_allocator._block_of = (
+            self._pool_of_stream.copy(),
+            self._block_of.copy(),
+        )
+        return copied_allocator
 
 
 MOST_STATES = 32
@@ -373,17 +381,21 @@ class PrefixCache:
         equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
         shared_pieces = sum(1 for _ in equal_pairs)
         self._states_by_pieces = {
-            played: state for played, state in self._states_by_pieces.items() if played <= shared_pieces
+            piece_count: saved_allocator
+            for piece_count, saved_allocator in self._states_by_pieces.items()
+            if piece_count <= shared_pieces
         }
         played_pieces = max(self._states_by_pieces, default=0)
-        device = self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
-        distance = -(-opening_pieces // MOST_STATES)
-        for played, (steps, base) in enumerate(pieces[played_pieces:], played_pieces + 1):
-            device.play(steps, count, base)
-            if played <= opening_pieces and not played % distance:
-                self._states_by_pieces[played] = device.copy()
+        allocator = (
+            self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
+        )
+        piece_distance = -(-opening_pieces // MOST_STATES)
+        for piece_count, (steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
+            allocator.play(steps, count, first_storage)
+            if piece_count <= opening_pieces and not piece_count % piece_distance:
+                self._states_by_pieces[piece_count] = allocator.copy()
         self._latest_pieces = pieces[:opening_pieces]
-        return device
+        return allocator
 
 
 class LatestRun:
@@ -396,21 +408,21 @@ class LatestRun:
     def __init__(self) -> None:
         self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
 
-    def play(self, device: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
+    def play(self, allocator: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
         """Plays a run's allocations and releases, in pieces, on an empty allocator. count: the number of storages."""
         shared_pieces = 0
-        for piece, (earlier_piece, state) in zip(pieces, self.states, strict=False):
-            if piece != earlier_piece or state.expandable_segments != device.expandable_segments:
+        for steps_piece, (earlier_piece, saved_allocator) in zip(pieces, self.states, strict=False):
+            if steps_piece != earlier_piece or saved_allocator.expandable_segments != allocator.expandable_segments:
                 break
             shared_pieces += 1
         del self.states[shared_pieces:]
         if shared_pieces:
-            device.restore(self.states[-1][1])
-        for piece in pieces[shared_pieces:]:
-            for steps, repeats in piece:
+            allocator.restore(self.states[-1][1])
+        for steps_piece in pieces[shared_pieces:]:
+            for steps, repeats in steps_piece:
                 for repeat in repeats:
-                    device.play(steps, count, repeat)
-            self.states.append((piece, device.copy()))
+                    allocator.play(steps, count, repeat)
+            self.states.append((steps_piece, allocator.copy()))
 
 
 class RequestedBytes:
@@ -427,7 +439,7 @@ class RequestedBytes:
         self._named: dict[Any, Any] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of consecutive equal layers; returns the allocator steps of the first layer.
+        """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
@@ -436,14 +448,16 @@ class RequestedBytes:
         first_repeat, lowest_repeat, count = repeats[0], min(repeats), len(repeats)
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
-        steps = self.steps([(storage_number + first_repeat, size, detail) for storage_number, size, detail in events])
+        steps = self.steps(
+            [(storage_number + first_repeat, size, event_detail) for storage_number, size, event_detail in events]
+        )
         further_bytes = (count - 1) * (self.requested - requested_before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
         for storage_number, size, _ in events:
             if size >= 0:
                 self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + count] = [size] * count
-        return [(storage_number - first_repeat, n) for storage_number, n in steps]
+        return [(storage_number - first_repeat, repeat_index) for storage_number, repeat_index in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """Encodes the next events as allocator steps."""
@@ -452,7 +466,7 @@ class RequestedBytes:
         steps: list[Step] = []
         append_step = steps.append
         storage_number: Any
-        for storage_number, size, detail in events:
+        for storage_number, size, event_detail in events:
             if size == FREED:
                 if renamed_storages:
                     storage_number = renamed_storages.get(storage_number, storage_number)
@@ -464,7 +478,7 @@ class RequestedBytes:
             if size == TAKEN:
                 if bytes_of_storage[storage_number] is not None:
                     continue
-                size = detail
+                size = event_detail
             if size > 0:
                 bytes_of_storage[storage_number] = size
                 if renamed_storages:
@@ -474,9 +488,9 @@ class RequestedBytes:
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
             elif size == NAMED:
-                renamed_storages[storage_number] = renamed_storages.get(detail, detail)
+                renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
             elif size == STREAMED:
-                append_step(on_stream(detail))
+                append_step(on_stream(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0
         self.requested = requested_bytes

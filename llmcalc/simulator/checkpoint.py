@@ -58,11 +58,11 @@ class Region:
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps_next_result(self, operation_name: str, calls: Counter[str]) -> bool:
-        """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
-        calls[operation_name] += 1
+    def keeps_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
+        """Whether an operation's next result is stored. calls_by_operation: numbers of calls, incremented here."""
+        calls_by_operation[operation_name] += 1
         return operation_name in self.saved_operations and (
-            operation_name not in self.alternate_operations or calls[operation_name] % 2 == 1
+            operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -78,7 +78,7 @@ class Region:
                 self.results[name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with a number; it lives as long as the caller references it."""
+        """Returns the saved tensor with a number. It lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute_region()
         assert self.recomputed is not None
@@ -95,7 +95,7 @@ class Region:
         outer_place = autograd_graph.meter.place
         previous_results = autograd_graph.results
         autograd_graph.results = _KeptResults(self) if self.saved_operations else None
-        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
@@ -111,7 +111,7 @@ class Region:
             autograd_graph.enabled = was_enabled
             autograd_graph.meter.place = outer_place
             autograd_graph.results = previous_results
-            autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
+            autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
@@ -177,17 +177,19 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
-    detached = tensor.detached()
-    detached.leaf = is_leaf
-    detached.node = Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
-    return detached
+    detached_tensor = tensor.detached()
+    detached_tensor.leaf = is_leaf
+    detached_tensor.node = (
+        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
+    )
+    return detached_tensor
 
 
-def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
+def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
-    detached = tensor.detached()
-    detached.leaf = needs_gradient
-    return detached
+    detached_tensor = tensor.detached()
+    detached_tensor.leaf = needs_gradient
+    return detached_tensor
 
 
 def checkpoint(
@@ -224,7 +226,7 @@ def checkpoint(
 
 
 def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a function without autograd; the backward pass recomputes the function with autograd.
+    """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
@@ -236,15 +238,16 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
         """Recomputes the function with autograd, and runs the backward pass."""
         detached_arguments = [
-            _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
+            _detached_alias(tensor, needs_grad)
+            for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
-        output = compute(detached_arguments)
-        autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
-        backward(autograd_graph, output, gradient)
+        recomputed_output = compute(detached_arguments)
+        autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
+        backward(autograd_graph, recomputed_output, gradient)
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [
             tensor.grad if needs_grad else None

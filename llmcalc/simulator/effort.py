@@ -26,5 +26,5 @@ class Budget:
         self._units = units
 
     def is_spent(self, share: float = 1) -> bool:
-        """Whether this share of the budget is spent; all of it by default."""
+        """Whether this share of the budget is spent, by default all of it."""
         return EFFORT.units - self._start >= share * self._units

@@ -17,37 +17,41 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 
 def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
     """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
-    names = dict.fromkeys(
+    kernel_names = dict.fromkeys(
         kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
     )
-    steps = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in names]
+    operations = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [
         Evidence("kernel", kernel_title(kernel_name), _stated_witness(kernel))
-        for kernel_name, kernel in steps
+        for kernel_name, kernel in operations
         if kernel is not None
     ]
     return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default; kernels without a stated verification are untested."""
-    kernels = [vars(base)[kernel_name] for base in profile.__mro__ for kernel_name in vars(base)]
+    """Yields the kernels chosen instead of the default. Kernels without a stated verification are untested."""
+    kernels = [
+        vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
+    ]
     for field in fields(kernel_choices):
-        value = getattr(kernel_choices, field.name)
-        if field.name not in CHOSEN or value == getattr(EAGER, field.name):
+        choice = getattr(kernel_choices, field.name)
+        if field.name not in CHOSEN or choice == getattr(EAGER, field.name):
             continue
-        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
-        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated_witness, matching_kernels), UNTESTED))
+        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == choice)
+        yield Evidence(
+            "kernel", choice_name(field.name, choice), next(map(_stated_witness, matching_kernels), UNTESTED)
+        )
 
 
-def choice_name(field: str, value: object) -> str:
+def choice_name(field: str, choice: object) -> str:
     """Returns the displayed name of a chosen kernel, such as `flash attention` or `compiled`."""
-    return field if value is True else f"{value} {field}"
+    return field if choice is True else f"{choice} {field}"
 
 
-def kernel_title(name: str) -> str:
+def kernel_title(kernel_name: str) -> str:
     """Returns a kernel's name without the Python method's prefix."""
-    return name.removeprefix("do_")
+    return kernel_name.removeprefix("do_")
 
 
 def kernels_of(operation: Step) -> Iterator[str]:
@@ -59,8 +63,8 @@ def kernels_of(operation: Step) -> Iterator[str]:
     if operation.verb == "core":
         yield from (f"core_{op}", f"module_{op}", f"decode_{op}")
     if operation.verb == "scan":
-        kind = operation.options["kind"]
-        yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"decode_{kind}")
+        op_class = operation.options["kind"]
+        yield from (f"scan_{op_class}", f"module_{op_class}", f"next_{op_class}", f"decode_{op_class}")
 
 
 def _stated_witness(kernel: object) -> Witness:

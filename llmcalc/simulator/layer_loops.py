@@ -52,7 +52,7 @@ class LayerStack:
         """Whether a module is in a layer of this stack."""
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
-    def is_second(self, allocation_place: Place) -> bool:
+    def is_in_second_repeat(self, allocation_place: Place) -> bool:
         """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)
@@ -95,9 +95,9 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     """Returns the layers of each stack of a program. first_layer_index: number of the model's layers before it."""
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
-        order = layer_kinds(layer_scopes)
-        layers_before, period, repeats = find_pattern(order)
-        layers_after = len(order) - layers_before - period * repeats
+        layer_order = layer_kinds(layer_scopes)
+        layers_before, period, repeats = find_pattern(layer_order)
+        layers_after = len(layer_order) - layers_before - period * repeats
         path = ".".join((*parents, layer_scopes[0].name))
         pattern_multiple = lcm(period, recompute_interval) // period
         repeats, remaining_repeats = divmod(repeats, pattern_multiple)
@@ -117,26 +117,26 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     return stacks
 
 
-def _shares_tensors(kind: Scope) -> bool:
+def _shares_tensors(layer_scope: Scope) -> bool:
     """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
-    assert kind.first_input is not None
-    inner_storages = {id(kind.first_input.storage)}
-    for operation in kind.steps():
+    assert layer_scope.first_input is not None
+    inner_storages = {id(layer_scope.first_input.storage)}
+    for operation in layer_scope.steps():
         if any(id(input_value.storage) not in inner_storages for input_value in operation.ins):
             return True
         inner_storages |= {id(output_value.storage) for output_value in operation.outs}
-    return kind.about.get("role") == "shared"
+    return layer_scope.about.get("role") == "shared"
 
 
 def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
-        item
-        for item in module_scope.items
-        if isinstance(item, Scope) and item.first_input is not None and not item.about.get("optional")
+        scope_item
+        for scope_item in module_scope.items
+        if isinstance(scope_item, Scope) and scope_item.first_input is not None and not scope_item.about.get("optional")
     ]
     stacks = [(parents, layer_scopes)] if layer_scopes else []
-    for item in module_scope.items:
-        if isinstance(item, Scope) and item.first_input is None and not item.about.get("optional"):
-            stacks += _stacks_of_scope(item, (*parents, item.name))
+    for scope_item in module_scope.items:
+        if isinstance(scope_item, Scope) and scope_item.first_input is None and not scope_item.about.get("optional"):
+            stacks += _stacks_of_scope(scope_item, (*parents, scope_item.name))
     return stacks

@@ -44,37 +44,37 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_pattern(order: Sequence[object]) -> Pattern:
+def find_pattern(layer_order: Sequence[object]) -> Pattern:
     """Returns the repeating pattern of layer types whose `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
-    size = len(order)
-    if size > RECORDED_REPEATS and all(map(is_, order, repeat(order[0]))):
-        return Pattern(0, 1, size)
-    best_pattern, layers_to_run = Pattern(0, size, 1), size
-    for period in range(1, min(size // RECORDED_REPEATS, LONGEST) + 1):
+    layer_count = len(layer_order)
+    if layer_count > RECORDED_REPEATS and all(map(is_, layer_order, repeat(layer_order[0]))):
+        return Pattern(0, 1, layer_count)
+    best_pattern, layers_to_run = Pattern(0, layer_count, 1), layer_count
+    for period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
         if RECORDED_REPEATS * period >= layers_to_run:
             break
         first_layer = 0
-        for i in range(period, size + 1):
-            if i < size and order[i] is order[i - period]:
+        for i in range(period, layer_count + 1):
+            if i < layer_count and layer_order[i] is layer_order[i - period]:
                 continue
             repeats = (i - first_layer) // period
-            if repeats > RECORDED_REPEATS and size - (repeats - RECORDED_REPEATS) * period < layers_to_run:
+            if repeats > RECORDED_REPEATS and layer_count - (repeats - RECORDED_REPEATS) * period < layers_to_run:
                 best_pattern = Pattern(first_layer, period, repeats)
-                layers_to_run = size - (repeats - RECORDED_REPEATS) * period
+                layers_to_run = layer_count - (repeats - RECORDED_REPEATS) * period
             first_layer = i - period + 1
     return best_pattern
 
 
-def shortened(order: list[Kind], new_repeats: int | None) -> list[Kind]:
-    """Returns the layers with fewer repeats of the pattern; all layers if `new_repeats` is None."""
+def shortened(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
+    """Returns the layers with fewer repeats of the pattern, or all layers if `new_repeats` is None."""
     if new_repeats is None:
-        return order
-    first_layer, period, repeats = find_pattern(order)
+        return layer_order
+    first_layer, period, repeats = find_pattern(layer_order)
     return [
-        *order[:first_layer],
-        *order[first_layer : first_layer + period] * new_repeats,
-        *order[first_layer + period * repeats :],
+        *layer_order[:first_layer],
+        *layer_order[first_layer : first_layer + period] * new_repeats,
+        *layer_order[first_layer + period * repeats :],
     ]

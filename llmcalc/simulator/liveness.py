@@ -6,23 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..algebra import Number
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
-from ..flow.tree import Use
+from ..flow.tree import OpUse
 from ..flow.value import Value
 
 
-def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     repeats: the number of copies of the scope.
     """
-    for item in module_scope.items:
-        if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
+    for scope_item in module_scope.items:
+        if (
+            not isinstance(scope_item, Scope)
+            or scope_item.about.get("optional")
+            or scope_item.about.get("role") == "shared"
+        ):
             continue
-        copies = repeats * item.about.get("repeat", 1)
-        if item.about.get("role") not in NEVER_RUN:
-            yield from unused_modules(item, copies)
+        copy_count = repeats * scope_item.about.get("repeat", 1)
+        if scope_item.about.get("role") not in NEVER_RUN:
+            yield from unused_modules(scope_item, copy_count)
             continue
-        for node_position in item.node().walk():
+        for node_position in scope_item.node().walk():
             if node_position.use is not None:
                 yield node_position.node.name, node_position.use, repeats * node_position.times
 
@@ -34,34 +38,34 @@ def is_a_layer(module_scope: Scope) -> bool:
 
 def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields path and module of every submodule that is called with a tensor."""
-    for item in module_scope.items:
-        if isinstance(item, Alternatives):
-            for branch in item.branches.values():
+    for scope_item in module_scope.items:
+        if isinstance(scope_item, Alternatives):
+            for branch in scope_item.branches.values():
                 yield from modules_below(branch, parent_path)
-        elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
-            path = f"{parent_path}{item.name}"
+        elif isinstance(scope_item, Scope) and scope_item.about.get("role") not in NEVER_RUN:
+            path = f"{parent_path}{scope_item.name}"
             if (
-                item.argument is not None
-                and item.stacked_axis is None
-                and item.first_layer_output is None
-                and item.list_index is None
+                scope_item.argument is not None
+                and scope_item.stacked_axis is None
+                and scope_item.first_layer_output is None
+                and scope_item.list_index is None
             ):
-                yield path, item
-            yield from modules_below(item, f"{path}.")
+                yield path, scope_item
+            yield from modules_below(scope_item, f"{path}.")
 
 
-def base_among(value: Value | None, candidates: set[int]) -> int | None:
+def base_among(flow_value: Value | None, candidates: set[int]) -> int | None:
     """Returns the id of the candidate that is this value or its nearest base; None without a match."""
-    while value is not None and id(value) not in candidates:
-        value = value.of
-    return None if value is None else id(value)
+    while flow_value is not None and id(flow_value) not in candidates:
+        flow_value = flow_value.of
+    return None if flow_value is None else id(flow_value)
 
 
-def is_view_of(value: Value | None, base: Value | None) -> bool:
-    """Whether a value is `base` or a view of `base`."""
-    while value is not None and value is not base:
-        value = value.of
-    return value is not None
+def is_view_of(flow_value: Value | None, base_value: Value | None) -> bool:
+    """Whether a value is `base_value` or a view of `base_value`."""
+    while flow_value is not None and flow_value is not base_value:
+        flow_value = flow_value.of
+    return flow_value is not None
 
 
 def last_readers(
@@ -76,35 +80,35 @@ def last_readers(
     layers_by_value: dict[int, Scope] = {}
     shared_values: set[int] = set()
 
-    def visit(items: Sequence[Item], layer: Scope) -> None:
-        for item in items:
-            if isinstance(item, Alternatives):
-                executed_branch, first_branch = branch(item), next(iter(item.branches.values()))
+    def visit(scope_items: Sequence[Item], layer: Scope) -> None:
+        for scope_item in scope_items:
+            if isinstance(scope_item, Alternatives):
+                executed_branch, first_branch = branch(scope_item), next(iter(scope_item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.output is not None:
                     # the first branch stands for it
                     shared_values.add(id(executed_branch.output.storage))
-            elif isinstance(item, Step):
-                for value in item.ins:
-                    key = id(value.storage)
-                    last_reader[key], last_layer[key] = id(item), layer
+            elif isinstance(scope_item, Step):
+                for flow_value in scope_item.ins:
+                    storage_id = id(flow_value.storage)
+                    last_reader[storage_id], last_layer[storage_id] = id(scope_item), layer
                     if (
                         layer is not root
-                        and layers_by_value.get(key, layer) is not layer
-                        and not is_view_of(value, layer.first_input)
+                        and layers_by_value.get(storage_id, layer) is not layer
+                        and not is_view_of(flow_value, layer.first_input)
                     ):
-                        shared_values.add(key)
-                for value in item.outs:
-                    layers_by_value[id(value)] = layer
-            elif not is_skipped(item):
-                visit(item.items, item if item.first_input is not None else layer)
-                if item.stacked_axis is not None:  # each of its runs reads what comes from outside
-                    operations = list(item.steps())
+                        shared_values.add(storage_id)
+                for flow_value in scope_item.outs:
+                    layers_by_value[id(flow_value)] = layer
+            elif not is_skipped(scope_item):
+                visit(scope_item.items, scope_item if scope_item.first_input is not None else layer)
+                if scope_item.stacked_axis is not None:  # each of its runs reads what comes from outside
+                    operations = list(scope_item.steps())
                     inner_values = {id(output_value) for operation in operations for output_value in operation.outs}
                     storages_read = {
                         id(input_value.storage) for operation in operations for input_value in operation.ins
                     }
-                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(item)))
+                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(scope_item)))
 
     visit(root.items, root)
     for module_scope in root.scopes():
@@ -114,4 +118,6 @@ def last_readers(
             and last_layer.get(id(module_scope.output.storage)) is module_scope
         ):
             shared_values.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
-    return {key: step for key, step in last_reader.items() if key not in shared_values}, shared_values
+    return {
+        storage_id: step for storage_id, step in last_reader.items() if storage_id not in shared_values
+    }, shared_values

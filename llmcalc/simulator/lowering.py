@@ -116,9 +116,14 @@ class Lowering(ProgramLowering):
             for input_value in operation.ins
         )
         return RecomputedModule(
-            tuple(value for value in values_read.values() if not is_view_of(value, module_scope.argument)),
-            frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(module_scope.output)},
-            tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in step_ids),
+            tuple(
+                flow_value for flow_value in values_read.values() if not is_view_of(flow_value, module_scope.argument)
+            ),
+            frozenset(base_among(flow_value, outputs) or 0 for flow_value in outside_reads)
+            - {0, id(module_scope.output)},
+            tuple(
+                flow_value for flow_value in values_read.values() if self.last.get(id(flow_value.storage)) in step_ids
+            ),
         )
 
     def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
@@ -128,18 +133,18 @@ class Lowering(ProgramLowering):
         which the reference passes to every module.
         """
         module_input, module_output = module_scope.call_values
-        outer_frames, memo = self._frames_copy(), self.memo
+        outer_frames, values_once_computed = self._frames_copy(), self.memo
         shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
         shared_values |= {
-            id(bound): self.values[id(bound)]
-            for value in recomputed_module.reads
-            if (bound := self._value_with_tensor(value)) is not None
+            id(read_value): self.values[id(read_value)]
+            for flow_value in recomputed_module.reads
+            if (read_value := self._value_with_tensor(flow_value)) is not None
         }
 
-        def run(arguments: Sequence[Tensor]) -> Tensor:
+        def run_module(arguments: Sequence[Tensor]) -> Tensor:
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
-            self.frames, self.memo = list(outer_frames), memo
+            self.frames, self.memo = list(outer_frames), values_once_computed
             try:
                 self._module(Frame(module_scope))
                 caller_state[0].update(
@@ -149,20 +154,24 @@ class Lowering(ProgramLowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.run_checkpointed(run, [self.tensor_of(module_input)])
-        for value in recomputed_module.last_read_here:
-            self.forget(value.storage)
+        output = self.run_checkpointed(run_module, [self.tensor_of(module_input)])
+        for flow_value in recomputed_module.last_read_here:
+            self.forget(flow_value.storage)
         self.bind(module_output, output)
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next layer besides its output (`Flow.set_carried`)."""
-        return {key: tensor for key, tensor in self.memo.items() if self.carries_tensors and key[0] == CARRIED}
+        """The tensors that a layer passes to the next layer besides its output."""
+        return {
+            carried_name: tensor
+            for carried_name, tensor in self.memo.items()
+            if self.carries_tensors and carried_name[0] == CARRIED
+        }
 
-    def set_carried(self, tensors: dict[Any, Tensor]) -> None:
+    def replace_carried(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""
-        for key in self.carried:
-            del self.memo[key]
+        for carried_name in self.carried:
+            del self.memo[carried_name]
         self.memo.update(tensors)
 
     def layer_runner(self, module_call: Frame, layer_input: Value, layer_output: Value) -> Run:
@@ -171,23 +180,23 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames, memo = self._frames_copy(), self.memo
+        outer_frames, values_once_computed = self._frames_copy(), self.memo
         carried_keys, is_first_run = tuple(self.carried), True
         shared_values = {
             key: self.values[key] for key in self.storages_read[id(module_call.scope)] if key in self.values
         }
         shared_outputs = (self.shared_values & self.values_computed[id(module_call.scope)]) - {id(layer_output.storage)}
 
-        def run(arguments: Sequence[Tensor]) -> Tensor:
+        def run_layer(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layer on a copy of the module stack."""
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values = {**shared_values, id(layer_input): arguments[0]}
             self.bound = {}
             self.frames = list(outer_frames)
-            self.memo = memo
+            self.memo = values_once_computed
             carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
-            self.set_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
+            self.replace_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
                 output = self.tensor_of(layer_output)
@@ -195,10 +204,10 @@ class Lowering(ProgramLowering):
                 return output
             finally:
                 if is_recomputed:
-                    self.set_carried(carried_tensors)
+                    self.replace_carried(carried_tensors)
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        return run
+        return run_layer
 
     def run_checkpointed(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
@@ -223,7 +232,7 @@ class Lowering(ProgramLowering):
             self._checkpointed_module(module_call.scope, recomputed_module)
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs one layer; with recomputation only its input is saved."""
+        """Runs one layer. With recomputation, only its input is saved."""
         module_scope, recompute = module_call.scope, self.recompute
         layer_index = module_call.layer_index
         if layer_index is None or not recompute.layers or layer_index % recompute.every or not is_a_layer(module_scope):

@@ -85,9 +85,9 @@ class Peak:
 
     def copy(self) -> Peak:
         """Returns a copy of the peak."""
-        duplicate = Peak()
-        duplicate.bytes, duplicate.by_kind = self.bytes, dict(self.by_kind)
-        return duplicate
+        copied_peak = Peak()
+        copied_peak.bytes, copied_peak.by_kind = self.bytes, dict(self.by_kind)
+        return copied_peak
 
 
 class Meter:
@@ -153,7 +153,7 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
-        """Moves a block's bytes to another kind in the counts; weights and inputs keep their kind."""
+        """Moves a block's bytes to another kind in the counts. Weights and inputs keep their kind."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[memory_kind] += block.bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..flow.axis import extent
+from ..flow.axis import element_count
 from ..flow.program import Step
 from ..flow.record import Flow
-from ..flow.tree import Use
+from ..flow.tree import OpUse
 from ..flow.value import Weight
 from .frame import Path
 from .liveness import unused_modules
@@ -21,8 +21,8 @@ class ParameterTensors(ValueTensors):
 
     def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's parameter by name, allocated at the first use. module_path: default the current module."""
-        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
-        return self.parameter(key, shape, self.dtype, self.adapters is None)
+        parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
+        return self.parameter(parameter_key, shape, self.dtype, self.adapters is None)
 
     def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
         """Returns the stacked weights of all experts.
@@ -33,14 +33,14 @@ class ParameterTensors(ValueTensors):
 
     def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
         """Returns a buffer of the current module by name. indices: whether the elements are integers."""
-        key = (*self.module_path(), parameter_name)
-        self.buffers.add(key)
-        return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
+        parameter_key = (*self.module_path(), parameter_name)
+        self.buffers.add(parameter_key)
+        return self.parameter(parameter_key, shape, INT64 if indices else self.dtype, trained=False)
 
     def matrix(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
-        shape = extent(operation.weight.out), extent(operation.weight.ins)
+        shape = element_count(operation.weight.out), element_count(operation.weight.ins)
         lending_layer = operation.options.get("lent")
         if lending_layer:
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
@@ -50,7 +50,7 @@ class ParameterTensors(ValueTensors):
         """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
-            operation.weight, operation.name, (extent(operation.weight.ins), extent(operation.weight.out))
+            operation.weight, operation.name, (element_count(operation.weight.ins), element_count(operation.weight.out))
         )
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
@@ -60,20 +60,20 @@ class ParameterTensors(ValueTensors):
             *model_key,
             *(module_call.layer_index for module_call in self.frames if module_call.layer_index is not None),
         )
-        for key in (model_key, layer_key):
-            if key in self.weights:
-                return self.weights[key]
+        for parameter_key in (model_key, layer_key):
+            if parameter_key in self.weights:
+                return self.weights[parameter_key]
         self.weights[layer_key] = parameter = self.weight(f"{parameter_name}.weight", shape)
         return parameter
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns the parameter or buffer at a path, allocated on first use."""
-        if key not in self.weights:
+        if parameter_key not in self.weights:
             with counted_as(self.graph.meter, "weights"):
-                self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
-        return self.weights[key]
+                self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
+        return self.weights[parameter_key]
 
-    def unread_parameters(self, parameter_name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
@@ -82,19 +82,23 @@ class ParameterTensors(ValueTensors):
             return [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
         return tensors
 
-    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, copies in unused_modules(program.root):
+            for name, parameter_use, copy_count in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(copies) for weight in self.unread_parameters(name, parameter_use)
+                    weight for _ in range(copy_count) for weight in self.unread_parameters(name, parameter_use)
                 ]
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """Returns every trained parameter once with its path."""
-        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
+        return [
+            (parameter_key, weight)
+            for parameter_key, weight in self.weights.items()
+            if weight.leaf and parameter_key[0] != ""
+        ]

@@ -44,11 +44,11 @@ class OutputTensor(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, memory_meter: Meter, base: int) -> Storage:
-        """Creates the tensor's storage in a replayed pass. base: the number of the pass's first storage."""
+    def storage(self, memory_meter: Meter, first_storage: int) -> Storage:
+        """Creates the tensor's storage in a replayed pass. first_storage: the number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
-        storage.block = Block(self.bytes, self.kind, base + self.number)
+        storage.block = Block(self.bytes, self.kind, first_storage + self.number)
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
@@ -95,11 +95,11 @@ class PassTrace:
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass, steps in self.releases_of_other_passes.items():
-            other_chunk, pass_kind, number = other_pass
+            other_chunk, pass_kind, other_number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, number - pass_number)] = steps
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
@@ -121,12 +121,14 @@ class PassTrace:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
-    def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_storages_of_previous(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
-        if any(storage_number not in numbers for _, storage_number in releases):
+        if any(storage_number not in new_numbers for _, storage_number in releases):
             return None
-        renumbered_releases = {(chunk, PREVIOUS, 0): [(i, numbers[storage_number]) for i, storage_number in releases]}
+        renumbered_releases = {
+            (chunk, PREVIOUS, 0): [(i, new_numbers[storage_number]) for i, storage_number in releases]
+        }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
-from ..evidence import by_torch, compared
+from ..evidence import by_torch, compared, kernels_compared
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -24,11 +24,12 @@ from .meter import NoMeter
 from .tensor import INT64, Tensor, counted_as, empty
 
 
+@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
 class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
-        """Runs a program and returns the result; all other tensors are freed."""
+        """Runs a program and returns the result. All other tensors are freed."""
         assert program.result is not None
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
@@ -48,7 +49,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program's dataflow before a run with recomputation; does nothing without recomputation."""
+        """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters in the program's order of use."""
@@ -57,17 +58,17 @@ class ProgramLowering(CacheTensors):
         parameters: dict[int, Tensor] = {}
         weights, self.buffers = self.known_parameters
         with counted_as(self.graph.meter, "weights"):
-            for key, weight in weights.items():  # a shared parameter has several keys
+            for parameter_key, weight in weights.items():  # a shared parameter has several keys
                 if id(weight) not in parameters:
-                    self.graph.meter.parameter_path = key
-                    parameters[id(weight)] = self.create_parameter(key, weight)
-                self.weights[key] = parameters[id(weight)]
+                    self.graph.meter.parameter_path = parameter_key
+                    parameters[id(weight)] = self.create_parameter(parameter_key, weight)
+                self.weights[parameter_key] = parameters[id(weight)]
             self.graph.meter.parameter_path = None
         self.prepare_unread(program)
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
-        dry = type(self)(
+        dry_run = type(self)(
             Graph(NoMeter()),
             self.run_config,
             self.dtype,
@@ -76,26 +77,26 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.only_finds_parameters = False, True
-        dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
-        dry.inputs = {
-            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
+        dry_run.graph.enabled, dry_run.only_finds_parameters = False, True
+        dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
+        dry_run.inputs = {
+            rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
             for rows in INPUTS
         }
-        dry.take_frames(program)
-        dry.enter(program)
-        dry.run(program)
-        return dry.weights, dry.buffers
+        dry_run.take_frames(program)
+        dry_run.enter(program)
+        dry_run.run(program)
+        return dry_run.weights, dry_run.buffers
 
     def take_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
         if program.frames is None:
             return
-        batch, rows, values = self.shape(program.frames)
+        batch, rows, values_per_frame = self.shape(program.frames)
         if program.frames_by_row:
-            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, rows, values), self.dtype)
+            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, rows, values_per_frame), self.dtype)
         else:
-            frames = self.graph.new_tensor((batch, values, rows), self.dtype)
+            frames = self.graph.new_tensor((batch, values_per_frame, rows), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
@@ -120,7 +121,7 @@ class ProgramLowering(CacheTensors):
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
-        memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
+        values_once_computed, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
         outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.about.get("role") == "no_grad" else nullcontext():
@@ -131,7 +132,7 @@ class ProgramLowering(CacheTensors):
         if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
             for key in set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}:
                 self.values.pop(key)
-        self.memo = memo
+        self.memo = values_once_computed
         self.frames.pop()
         memory_meter.place = outer_place
         del argument
@@ -143,27 +144,27 @@ class ProgramLowering(CacheTensors):
     def items(self, items: Sequence[Item]) -> None:
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
-        for item in items:
-            if isinstance(item, Scope):
-                if self.skips(item) or self.has_run(item):
-                    self._leave_out(item)
+        for scope_item in items:
+            if isinstance(scope_item, Scope):
+                if self.skips(scope_item) or self.has_run(scope_item):
+                    self._mark_as_absent(scope_item)
                     continue
-                if item.first_input is not None:
-                    layer_scopes.append(item)
+                if scope_item.first_input is not None:
+                    layer_scopes.append(scope_item)
                     continue
             if layer_scopes:
                 self.layers(layer_scopes)
                 layer_scopes = []
-            if isinstance(item, Step):
-                self.step(item)
-            elif isinstance(item, Alternatives):
-                self.alternatives(item)
-            elif item.first_layer_output is not None:
-                self.after_first = item
-            elif item.stacked_axis is not None:
-                self.side_by_side(item)
+            if isinstance(scope_item, Step):
+                self.step(scope_item)
+            elif isinstance(scope_item, Alternatives):
+                self.alternatives(scope_item)
+            elif scope_item.first_layer_output is not None:
+                self.after_first = scope_item
+            elif scope_item.stacked_axis is not None:
+                self.side_by_side(scope_item)
             else:
-                self.module(Frame(item))
+                self.module(Frame(scope_item))
         if layer_scopes:
             self.layers(layer_scopes)
 
@@ -182,7 +183,7 @@ class ProgramLowering(CacheTensors):
             and self.is_computed_earlier(module_scope.output.rows)
         )
 
-    def _leave_out(self, module_scope: Scope) -> None:
+    def _mark_as_absent(self, module_scope: Scope) -> None:
         """Marks the output of a skipped module as absent."""
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
@@ -192,24 +193,24 @@ class ProgramLowering(CacheTensors):
     def _count_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
         stacks, is_in_stack = 0, False
-        for item in module_scope.items:
-            if isinstance(item, Scope) and self.skips(item):
+        for scope_item in module_scope.items:
+            if isinstance(scope_item, Scope) and self.skips(scope_item):
                 continue
-            is_layer = isinstance(item, Scope) and item.first_input is not None
+            is_layer = isinstance(scope_item, Scope) and scope_item.first_input is not None
             stacks += is_layer and not is_in_stack
             is_in_stack = is_layer
-            if isinstance(item, Scope) and not is_layer:
-                stacks += self._count_stacks(item)
+            if isinstance(scope_item, Scope) and not is_layer:
+                stacks += self._count_stacks(scope_item)
         return stacks
 
     def branch(self, alternatives: Alternatives) -> Scope:
         """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
-    def alternatives(self, item: Alternatives) -> None:
+    def alternatives(self, alternatives_item: Alternatives) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
-        first_branch, *_ = item.branches.values()
-        branch = self.branch(item)
+        first_branch, *_ = alternatives_item.branches.values()
+        branch = self.branch(alternatives_item)
         self.items(branch.items)
         assert first_branch.output is not None
         assert branch.output is not None
@@ -237,35 +238,35 @@ class ProgramLowering(CacheTensors):
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
-        hidden = self.tensor_of(first_input)
-        self._leave(first_input)
-        owners: dict[str, int] = {}
+        hidden_states = self.tensor_of(first_input)
+        self._free_layer_input(first_input)
+        owners_of_layers: dict[str, int] = {}
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
-        for layer_index, kind in enumerate(layer_order, self.first_layer_index):
-            label = kind.about.get("label", "").removesuffix(SHARED)
-            owner = owners.setdefault("" if label == BASE else label, layer_index)
-            layer_input = hidden
-            del hidden
-            hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), layer_input)
+        for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
+            layer_name = layer_scope.about.get("label", "").removesuffix(SHARED)
+            owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
+            layer_input = hidden_states
+            del hidden_states
+            hidden_states = self.layer(Frame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input)
             if module_after_first is not None and layer_index == self.first_layer_index:
-                hidden = self.run_after_layer(module_after_first, layer_input, hidden)
+                hidden_states = self.run_after_layer(module_after_first, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
-        self.values[id(last_output)] = hidden
+        self.values[id(last_output)] = hidden_states
 
-    def run_after_layer(self, module_scope: Scope, x: Tensor, y: Tensor) -> Tensor:
-        """Runs the module that follows the first layer. x, y: the layer's input and output."""
+    def run_after_layer(self, module_scope: Scope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
+        """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
-        self.values[id(module_input)], self.values[id(first_layer_output)] = x, y
+        self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
         self.module(Frame(module_scope))
         output = self.tensor_of(module_output)
-        for value in (module_input, first_layer_output):
-            self.values.pop(id(value), None)
+        for flow_value in (module_input, first_layer_output):
+            self.values.pop(id(flow_value), None)
         self.forget(module_output.storage)
         return output
 
-    def _leave(self, layer_input: Value) -> None:
+    def _free_layer_input(self, layer_input: Value) -> None:
         """Frees a layer's input, or only the layer's reference if other layers read the input."""
         self.values.pop(id(layer_input), None)
         if id(layer_input.storage) not in self.shared_values:
@@ -277,7 +278,7 @@ class ProgramLowering(CacheTensors):
         self.values[id(layer_input)] = x
         self.module(module_call)
         output = self.tensor_of(layer_output)
-        self._leave(layer_input)
+        self._free_layer_input(layer_input)
         self.forget(layer_output.storage)
         return output
 
@@ -313,43 +314,38 @@ class ProgramLowering(CacheTensors):
             and all(self.is_computed_earlier(output.rows) for output in operation.outs)
         )
 
-    def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
+    def release(self, reader: Step | Scope, flow_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
-        for value in values:
-            if self.last.get(id(value.storage)) == id(reader):
-                self.forget(value.storage)
+        for flow_value in flow_values:
+            if self.last.get(id(flow_value.storage)) == id(reader):
+                self.forget(flow_value.storage)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         """Keeps tensors referenced as local variables of a module."""
         frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            if not self.is_from_earlier_pass(value):
-                frame.local_tensors[operation_name] = self.tensor_of(value)
+        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
+            if not self.is_from_earlier_pass(flow_value):
+                frame.local_tensors[operation_name] = self.tensor_of(flow_value)
 
-    @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
-        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            self.memo[operation_name] = self.tensor_of(value)
+        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
+            self.memo[operation_name] = self.tensor_of(flow_value)
 
-    @compared(BY_TORCH)
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
         frame = self.frames[-1]
         frame.callers.append(frame.local_tensors)
         frame.local_tensors = {}
 
-    @compared(BY_TORCH)
     def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module."""
         frame = self.frames[-1]
         frame.local_tensors = frame.callers.pop()
 
-    @compared(BY_TORCH)
-    def do_also(self, operation: Step) -> None:
+    def do_second_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
         self.further_outputs.append(self.tensor_of(operation.ins[0]))
 

@@ -26,7 +26,7 @@ from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases; passes of one case have the same memory events.
+    """Counts passes and sorts them into cases. Passes of one case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -51,15 +51,15 @@ class PassCounter:
         """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
+        return self._after_previous(self._pass_case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """Returns the case and id of the loss after the chunk's last forward pass."""
         pass_number = self.forwards[chunk] - 1
-        return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
+        return self._pass_case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
-    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass; passes of the same case have the same memory events."""
+    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass. Passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
@@ -69,18 +69,20 @@ class PassCounter:
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
-        state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
+        pass_state = f"{next_state}, fresh" if is_first_backward else next_state
+        return self._after_previous(
+            (chunk, "B", _index_within_case(pass_number), pass_state), (chunk, "B", pass_number)
+        )
 
-    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _after_previous(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
-            return case, pass_id
-        chunk, pass_kind, pass_number, state = case
+            return pass_case, pass_id
+        chunk, pass_kind, pass_number, pass_state = pass_case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
-            state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
-        return (chunk, pass_kind, pass_number, state), pass_id
+            pass_state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        return (chunk, pass_kind, pass_number, pass_state), pass_id
 
 
 def _index_within_case(pass_number: int) -> int:
@@ -128,39 +130,45 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, compute)
 
     def _run(
-        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
     ) -> Tensor:
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs(case[0], output)
-        end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
+        outputs = self._surviving_outputs(pass_case[0], output)
+        event_after_last = len(self.meter.events)
+        self.passes.append(
+            RecordedPass(
+                pass_case, pass_id, first_event, event_after_last, start_place, input_storage, outputs, self.previous
+            )
+        )
         return output
 
-    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
         return [without_storage(0, output)]
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
-        case, pass_id = self.next_backward(chunk)
-        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        pass_case, pass_id = self.next_backward(chunk)
+        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
             without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
+        event_after_last = len(self.meter.events)
+        self.passes.append(
+            RecordedPass(pass_case, pass_id, first_event, event_after_last, start_place, None, gradients, self.previous)
+        )
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes; later events are not part of a pass."""
+        """Ends the recording and returns the recorded passes. Later events are not part of a pass."""
         return RecordedPasses(self.meter.cut(), self.passes)
 
 
@@ -204,36 +212,36 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
-                (case[1], case[3]): pass_traces[case]
-                for case in pass_traces
-                if (case[0], case[2]) == (chunk, pass_number)
+                (pass_case[1], pass_case[3]): pass_traces[pass_case]
+                for pass_case in pass_traces
+                if (pass_case[0], pass_case[2]) == (chunk, pass_number)
             }
             for pass_number in (1, 2)
         )
-        pairs = {
-            (pass_kind, state): (pass_trace, later_traces[pass_kind, state.removesuffix(FIRST)])
-            for (pass_kind, state), pass_trace in second_traces.items()
-            if (pass_kind, state.removesuffix(FIRST)) in later_traces
+        trace_pairs_of_cases = {
+            (pass_kind, pass_state): (pass_trace, later_traces[pass_kind, pass_state.removesuffix(FIRST)])
+            for (pass_kind, pass_state), pass_trace in second_traces.items()
+            if (pass_kind, pass_state.removesuffix(FIRST)) in later_traces
         }
-        if pairs.keys() != second_traces.keys() or not all(
-            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in pairs.values()
+        if trace_pairs_of_cases.keys() != second_traces.keys() or not all(
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in trace_pairs_of_cases.values()
         ):
             continue
-        numbers: dict[str, dict[int, int]] = {}
-        for (_, state), (pass_trace, later_trace) in pairs.items():
-            if state.endswith(FIRST):
+        storage_numbers: dict[str, dict[int, int]] = {}
+        for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
+            if pass_state.endswith(FIRST):
                 releases = pass_trace.releases_of_previous(chunk)
                 later_releases = later_trace.releases_of_previous(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
-                numbers.setdefault(state[-2], {}).update(
+                storage_numbers.setdefault(pass_state[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
-        for (pass_kind, state), pass_trace in later_traces.items():
-            all_traces.setdefault((chunk, pass_kind, 1, state), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+        for (pass_kind, pass_state), pass_trace in later_traces.items():
+            all_traces.setdefault((chunk, pass_kind, 1, pass_state), pass_trace)
+            second_trace = pass_trace.with_storages_of_previous(chunk, storage_numbers.get(pass_state[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
-                    all_traces.setdefault((chunk, pass_kind, pass_number, state + FIRST), second_trace)
+                    all_traces.setdefault((chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
     return all_traces
 
 
@@ -328,7 +336,7 @@ class TraceReader:
         for recorded_pass in passes:
             self._read_between(events[end : recorded_pass.start])
             end = recorded_pass.end
-            pass_trace = self._trace(recorded_pass)
+            pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
@@ -337,43 +345,43 @@ class TraceReader:
 
     def _read_between(self, events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
-        for storage_number, nbytes, value in events:
+        for storage_number, nbytes, event_detail in events:
             if nbytes >= 0:
-                self.sizes[storage_number], self.kinds[storage_number] = nbytes, value
+                self.sizes[storage_number], self.kinds[storage_number] = nbytes, event_detail
             elif nbytes == TAKEN:
-                self.sizes[storage_number], self.kinds[storage_number] = value, "overhead"
+                self.sizes[storage_number], self.kinds[storage_number] = event_detail, "overhead"
             elif nbytes == KEPT:
-                self.kinds[storage_number] = value
+                self.kinds[storage_number] = event_detail
             elif nbytes == FREED and storage_number in self.origins and storage_number not in self.output_storages:
                 raise NotRepeating
 
-    def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
+    def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:
         """Returns the trace of one pass."""
-        start = self._start_place(recorded_pass)
-        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for storage_number, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
+        start_place = self._start_place(recorded_pass)
+        pass_trace, storage_numbers, pass_bytes = PassTrace(start=start_place), dict[int, int](), PassBytes(start_place)
+        for storage_number, nbytes, event_detail in self.events[recorded_pass.start : recorded_pass.end]:
             if nbytes >= 0 or nbytes == TAKEN:
-                size, memory_kind = (nbytes, value) if nbytes >= 0 else (value, "overhead")
+                storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
                 self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
                 storage_numbers[storage_number] = len(storage_numbers)
-                if size:
-                    pass_trace.steps.append(allocation(storage_numbers[storage_number], size))
-                self.sizes[storage_number], self.kinds[storage_number] = size, memory_kind
-                pass_bytes.allocate(size, memory_kind)
+                if storage_bytes:
+                    pass_trace.steps.append(allocation(storage_numbers[storage_number], storage_bytes))
+                self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
+                pass_bytes.allocate(storage_bytes, memory_kind)
             elif nbytes == FREED:
-                self._free(storage_number, storage_numbers, pass_trace)
+                self._add_release(storage_number, storage_numbers, pass_trace)
                 pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
             elif nbytes == PLACED:
                 pass_bytes.move_to(storage_number)
             elif nbytes == KEPT:
                 if storage_number == recorded_pass.input_storage:
-                    pass_trace.input_kind = value
+                    pass_trace.input_kind = event_detail
                 else:
                     self._check_private(storage_number, storage_numbers)
-                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], value)
-                self.kinds[storage_number] = value
+                pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
+                self.kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                pass_trace.steps.append(on_stream(value))
+                pass_trace.steps.append(on_stream(event_detail))
             else:
                 raise NotRepeating
         pass_trace.ends_rising = pass_bytes.is_rising
@@ -384,27 +392,28 @@ class TraceReader:
         pass_trace.peak_bytes = pass_bytes.peak_bytes
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
         pass_trace.peaks = [
-            (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
+            (allocation_place, bytes, bytes_by_kind)
+            for allocation_place, (bytes, bytes_by_kind) in pass_bytes.peaks.items()
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._output(template, storage_numbers[storage_number], storage_number))
-            for i, template, storage_number in recorded_pass.outputs
+            (i, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
+            for i, output_template, storage_number in recorded_pass.outputs
             if storage_number in storage_numbers
         )
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
             raise NotRepeating
         return pass_trace
 
-    def _free(self, x: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
+    def _add_release(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_private(x, storage_numbers)
-        if not self.sizes[x]:
+        self._check_private(global_number, storage_numbers)
+        if not self.sizes[global_number]:
             return
-        if x not in storage_numbers:
-            pass_id, storage_number = self.origins[x]
+        if global_number not in storage_numbers:
+            pass_id, storage_number = self.origins[global_number]
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(release(storage_numbers.get(x, 0)))
+        pass_trace.steps.append(release(storage_numbers.get(global_number, 0)))
 
     def _check_private(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
@@ -421,7 +430,7 @@ class TraceReader:
                 return storage_number  # type: ignore[no-any-return]
         return recorded_pass.place
 
-    def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+    def _describe_output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
             storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides

@@ -34,21 +34,24 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
     while outputs % vector:
         vector //= 2
     threads = THREADS // vector
-    columns, lines = (min(_power_of_two(count), threads) for count in (outputs // vector, rows))
-    height = min(lines, threads // min(columns, WARP))
+    columns, block_rows = (min(_power_of_two(count), threads) for count in (outputs // vector, rows))
+    height = min(block_rows, threads // min(columns, WARP))
     width = min(columns, threads // height)
-    values = rows
-    if values < height * FEWEST_VALUES and values < MOST_VALUES:
+    values_per_thread = rows
+    if values_per_thread < height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
         return 0, 0
-    values = ceil_div(values, height)
+    values_per_thread = ceil_div(values_per_thread, height)
     grid = ceil_div(outputs // vector, width)
     target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (width * height))
-    if values < MOST_VALUES or grid > target_blocks:
+    if values_per_thread < MOST_VALUES or grid > target_blocks:
         return 0, 0
-    blocks = max(min(ceil_div(target_blocks, grid), ceil_div(values, FEWEST_VALUES)), ceil_div(values, MOST_VALUES))
+    blocks = max(
+        min(ceil_div(target_blocks, grid), ceil_div(values_per_thread, FEWEST_VALUES)),
+        ceil_div(values_per_thread, MOST_VALUES),
+    )
     return (SUM_BYTES * outputs * blocks * width * vector, COUNTER_BYTES * grid) if blocks > 1 else (0, 0)
 
 
-def _power_of_two(number: int) -> int:
+def _power_of_two(upper_bound: int) -> int:
     """Returns the largest power of two that is at most n."""
-    return 1 << (number.bit_length() - 1)
+    return 1 << (upper_bound.bit_length() - 1)

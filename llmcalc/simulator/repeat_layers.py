@@ -60,11 +60,18 @@ class AllocatorOverhead(NamedTuple):
         return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
 
     @staticmethod
-    def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
+    def joined(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
-        requested_bytes, slop = max(replay.requested for replay in runs), max(replay.slop for replay in runs)
-        reserved_bytes = max(replay.requested + replay.slop + replay.free for replay in runs)
-        return AllocatorOverhead(requested_bytes, slop, reserved_bytes - requested_bytes - slop, runs[-1].slop_after)
+        requested_bytes, slop = (
+            max(run_overhead.requested for run_overhead in run_overheads),
+            max(run_overhead.slop for run_overhead in run_overheads),
+        )
+        reserved_bytes = max(
+            run_overhead.requested + run_overhead.slop + run_overhead.free for run_overhead in run_overheads
+        )
+        return AllocatorOverhead(
+            requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
+        )
 
     def extrapolate(
         self, longer_overhead: AllocatorOverhead, missing_layers: int, added_layers: int
@@ -131,17 +138,19 @@ class RepeatAnalysis:
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
+    def __init__(
+        self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating_stacks: Sequence[int]
+    ) -> None:
         self.recorded: RecordedEvents = recorded_events
         self.stacks: Sequence[LayerStack] = stacks
-        self.repeating: Sequence[int] = repeating
+        self.repeating: Sequence[int] = repeating_stacks
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
         self.orders: list[list[tuple[int, int]]] = [
-            [(i, k) for k in direction] for i in repeating for direction in directions
+            [(i, pair_index) for pair_index in direction] for i in repeating_stacks for direction in directions
         ]
         self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
@@ -152,12 +161,17 @@ class RepeatAnalysis:
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
                 self.parts[id(events_of_part)] = list(self._sweeps_and_events(runs))
-        sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
-        for sweep in sweeps:
-            self._pair_storages(sweep)
-        for sweep in sweeps:
-            repeat_pairs = zip(sweep.repeats[1], sweep.repeats[2], strict=True)
-            sweep.inner = [self._inner_event(sweep.stack, *pair) for pair in repeat_pairs]
+        sweeps = [
+            sequence
+            for pieces_of_parts in self.parts.values()
+            for sequence in pieces_of_parts
+            if isinstance(sequence, Sweep)
+        ]
+        for layer_sweep in sweeps:
+            self._pair_storages(layer_sweep)
+        for layer_sweep in sweeps:
+            repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
+            layer_sweep.inner = [self._inner_event(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
         self._check_edges()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -201,33 +215,45 @@ class RepeatAnalysis:
         if repeat is not None or len(events) < RECORDED_REPEATS - 1:
             yield repeat, events
             return
-        runs = [(origin, list(run)) for origin, run in groupby(events, self._origin_of_released)]
+        runs = [
+            (origin_repeat, list(events_of_repeat))
+            for origin_repeat, events_of_repeat in groupby(events, self._origin_of_released)
+        ]
         pending_events: list[Event] = []
-        i = 0
-        while i < len(runs):
-            order = self._order_of_releases([origin for origin, _ in runs[i : i + RECORDED_REPEATS]])
-            if order:
+        event_index = 0
+        while event_index < len(runs):
+            release_order = self._order_of_releases(
+                [origin_repeat for origin_repeat, _ in runs[event_index : event_index + RECORDED_REPEATS]]
+            )
+            if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
-                for origin in order:
-                    if i < len(runs) and runs[i][0] == origin:
-                        yield runs[i]
-                        i += 1
+                for origin_repeat in release_order:
+                    if event_index < len(runs) and runs[event_index][0] == origin_repeat:
+                        yield runs[event_index]
+                        event_index += 1
                     else:
-                        yield origin, []
+                        yield origin_repeat, []
             else:
-                pending_events += runs[i][1]
-                i += 1
+                pending_events += runs[event_index][1]
+                event_index += 1
         if pending_events:
             yield None, pending_events
 
-    def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
+    def _order_of_releases(self, origin_repeats: list[Repeat | None]) -> list[Repeat]:
         """Returns the repeats in the order of their first release of a storage; empty without releases."""
-        if origins in self.orders:
-            return origins  # type: ignore[return-value]
-        inner_origins = origins[: RECORDED_REPEATS - 1]
-        return next((order for order in self.orders if inner_origins in (order[1:], order[:-1])), [])
+        if origin_repeats in self.orders:
+            return origin_repeats  # type: ignore[return-value]
+        inner_origins = origin_repeats[: RECORDED_REPEATS - 1]
+        return next(
+            (
+                release_order
+                for release_order in self.orders
+                if inner_origins in (release_order[1:], release_order[:-1])
+            ),
+            [],
+        )
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
@@ -238,11 +264,11 @@ class RepeatAnalysis:
         """Returns the layer repeat that contains a module."""
         if allocation_place.layer_index < 0:
             return None
-        key = allocation_place.layer_index, allocation_place.path
-        if key not in self.repeat_cache:
+        place_without_phase = allocation_place.layer_index, allocation_place.path
+        if place_without_phase not in self.repeat_cache:
             repeats = (self._repeat_in_stack(i, allocation_place) for i in self.repeating)
-            self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
-        return self.repeat_cache[key]
+            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
+        return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
         """Returns the repeat of one stack that contains a module."""
@@ -273,22 +299,22 @@ class RepeatAnalysis:
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            sweep, next_index = self._sweep_from(*repeat, runs, i)
-            yield events if sweep is None else sweep
+            layer_sweep, next_index = self._sweep_from(*repeat, runs, i)
+            yield events if layer_sweep is None else layer_sweep
             i = next_index
 
     def _sweep_from(
-        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
+        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
     ) -> tuple[Sweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
-        stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
+        stack, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
         is_rising = repeat == 0
         step, last_repeat = (1, LAST) if is_rising else (-1, 0)
         repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
-        for i in range(start, len(runs)):
+        for i in range(first_index, len(runs)):
             repeat_and_stack, events = runs[i]
             if repeat_and_stack is None:
                 events_between += events
@@ -301,42 +327,45 @@ class RepeatAnalysis:
             repeats[repeat] += events
             if repeat == last_repeat:
                 return Sweep(stack, is_rising, repeats), i + 1
-        return None, start + 1
+        return None, first_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
-    def _pair_storages(self, sweep: Sweep) -> None:
+    def _pair_storages(self, layer_sweep: Sweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
-        second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
+        second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (second_storage, nbytes, value), (third_storage, other_size, other_value) in zip(
+        for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
             second_repeat, third_repeat, strict=True
         ):
-            if nbytes != other_size or value != other_value:
+            if nbytes != other_size or event_detail != other_detail:
                 raise NotRepeating
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
-                self.stack_of[second_storage] = sweep.stack
+                self.stack_of[second_storage] = layer_sweep.stack
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
     def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
-        (second_storage, nbytes, value), (third_storage, _, _) = second_event, third_event
+        (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
             return self._inner_place(second_storage, third_storage)
         twin_x, twin_y = self.twins.get(second_storage), self.twins.get(third_storage)
         if second_storage == third_storage and twin_x is None:
-            return InnerEvent(None, second_storage, second_storage, nbytes, value)
-        if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
+            return InnerEvent(None, second_storage, second_storage, nbytes, event_detail)
+        if any(
+            matching_storage is not None and self.stack_of[matching_storage[0]] != stack
+            for matching_storage in (twin_x, twin_y)
+        ):
             raise NotRepeating
         if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
-            return InnerEvent(0, second_storage, second_storage, nbytes, value)
+            return InnerEvent(0, second_storage, second_storage, nbytes, event_detail)
         if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
-            return InnerEvent(-1, third_storage, second_storage, nbytes, value)
+            return InnerEvent(-1, third_storage, second_storage, nbytes, event_detail)
         if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], third_storage, nbytes, value)
+            return InnerEvent(1, twin_x[0], third_storage, nbytes, event_detail)
         raise NotRepeating
 
     def _check_edges(self) -> None:
@@ -352,8 +381,12 @@ class RepeatAnalysis:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
                     raise NotRepeating
         outside_events: set[tuple[int, int, int]] = set()
-        for part in (part for parts in self.parts.values() for part in parts):
-            for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
+        for part_events in (part_events for all_parts in self.parts.values() for part_events in all_parts):
+            for events in (
+                (part_events.repeats[0], part_events.repeats[LAST])
+                if isinstance(part_events, Sweep)
+                else (part_events,)
+            ):
                 if any(
                     nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
                     for storage_number, nbytes, named_storage in events
@@ -387,14 +420,14 @@ class RepeatAnalysis:
         events = RepeatedEvents(self, repeats)
         memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
-        _replay_on_meter(memory_meter, events.unfolded_events(self.recorded.set_up), blocks)
+        _replay_on_meter(memory_meter, events.events_of_long_run(self.recorded.set_up), blocks)
         replay_result = ReplayResult(set_up=memory_meter.now)
         for events_of_part in self.recorded.first_step:
-            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = Place()
         for events_of_part in self.recorded.reported_step:
-            _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
+            _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
         memory_meter.place = Place("after")
         replay_result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
@@ -405,7 +438,7 @@ class RepeatAnalysis:
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         event_pieces = [
-            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(memory_peaks)]
+            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.event_stretches(memory_peaks)]
             for memory_peaks in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, event_pieces, events.count)
@@ -436,7 +469,7 @@ class RepeatedEvents:
                 )
         self.pieces: dict[int, list[Event]] = {}
 
-    def unfolded_events(self, events_of_part: Sequence[Event]) -> list[Event]:
+    def events_of_long_run(self, events_of_part: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to these recorded events."""
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
@@ -447,76 +480,83 @@ class RepeatedEvents:
                     ):
                         events += repeat_events
                 else:
-                    events += self._renumbered(part)
+                    events += self._renumbered_events(part)
         return self.pieces[id(events_of_part)]
 
-    def stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
+    def event_stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
         """Yields the allocator's events, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
         for part in self.analysis.parts[id(events_of_part)]:
             if not isinstance(part, Sweep):
-                yield _seen_by_allocator(self._renumbered(part)), ONCE
+                yield _seen_by_allocator(self._renumbered_events(part)), ONCE
                 continue
-            lines = [self._event_by_repeat(event) for event in part.inner]
-            order = self._repeat_order(part)
-            sweep = self._events_of_sweep(part, lines)
-            if any(not increment and nbytes == FREED for _, increment, nbytes, _ in lines) or len(order) <= 2:
-                yield from ((_seen_by_allocator(events), ONCE) for events in sweep)
+            inner_events = [self._event_by_repeat(event) for event in part.inner]
+            repeat_order = self._repeat_order(part)
+            layer_sweep = self._events_of_sweep(part, inner_events)
+            if (
+                any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
+                or len(repeat_order) <= 2
+            ):
+                yield from ((_seen_by_allocator(events), ONCE) for events in layer_sweep)
                 continue
             for events in (
-                next(sweep),
-                next(sweep),
+                next(layer_sweep),
+                next(layer_sweep),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _seen_by_allocator(events), ONCE
             yield (
-                _seen_by_allocator([(storage_number, nbytes, value) for storage_number, _, nbytes, value in lines]),
-                order[1:-1],
+                _seen_by_allocator(
+                    [(storage_number, nbytes, event_detail) for storage_number, _, nbytes, event_detail in inner_events]
+                ),
+                repeat_order[1:-1],
             )
-            yield _seen_by_allocator(self._events_of_repeat(part, lines, order[-1])), ONCE
-            yield _seen_by_allocator(self._renumbered(part.ordered[-1])), ONCE
+            yield _seen_by_allocator(self._events_of_repeat(part, inner_events, repeat_order[-1])), ONCE
+            yield _seen_by_allocator(self._renumbered_events(part.ordered[-1])), ONCE
 
-    def _renumbered(self, events: Sequence[Event]) -> list[Event]:
+    def _renumbered_events(self, events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
-            (self.shifted_place(x), nbytes, value) if nbytes == PLACED else (storage_number(x, x), nbytes, value)
-            for x, nbytes, value in events
+            (self.place_in_long_run(recorded_storage), nbytes, event_detail)
+            if nbytes == PLACED
+            else (storage_number(recorded_storage, recorded_storage), nbytes, event_detail)
+            for recorded_storage, nbytes, event_detail in events
         ]
 
-    def _repeat_order(self, sweep: Sweep) -> range:
+    def _repeat_order(self, layer_sweep: Sweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
-        inner_repeats = range(self.inner_repeats[sweep.stack])
-        return inner_repeats if sweep.rising else inner_repeats[::-1]
+        inner_repeats = range(self.inner_repeats[layer_sweep.stack])
+        return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
 
-    def _events_of_sweep(self, sweep: Sweep, lines: Sequence[EventLine]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat in execution order. lines: the inner repeats' events."""
-        yield self._renumbered(sweep.ordered[0])
-        for repeat in self._repeat_order(sweep):
-            yield self._events_of_repeat(sweep, lines, repeat)
-        yield self._renumbered(sweep.ordered[-1])
+    def _events_of_sweep(self, layer_sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+        """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
+        yield self._renumbered_events(layer_sweep.ordered[0])
+        for repeat in self._repeat_order(layer_sweep):
+            yield self._events_of_repeat(layer_sweep, inner_events, repeat)
+        yield self._renumbered_events(layer_sweep.ordered[-1])
 
-    def _events_of_repeat(self, sweep: Sweep, lines: Sequence[EventLine], repeat: int) -> list[Event]:
-        """Returns the events of one inner repeat. lines: the events of the inner repeats."""
-        in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
+    def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
+        """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
+        in_later_repeat = self.analysis.stacks[layer_sweep.stack].in_later_repeat
         events = [
             (
                 in_later_repeat(storage_number, repeat)
-                if increment and nbytes == PLACED
-                else storage_number + increment * repeat
-                if increment
+                if storage_increment and nbytes == PLACED
+                else storage_number + storage_increment * repeat
+                if storage_increment
                 else storage_number,
                 nbytes,
-                value,
+                event_detail,
             )
-            for storage_number, increment, nbytes, value in lines
+            for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for end, owner in ((0, -1), (self.inner_repeats[sweep.stack] - 1, 1)):
+        for end, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
-                for i, event in enumerate(sweep.inner):
-                    if event.owner == owner:
-                        events[i] = event.neighbour_number, event.size, event.value
+                for event_index, event in enumerate(layer_sweep.inner):
+                    if event.owner == owning_repeat:
+                        events[event_index] = event.neighbour_number, event.size, event.value
         return events
 
     def _event_by_repeat(self, event: InnerEvent) -> EventLine:
@@ -527,7 +567,7 @@ class RepeatedEvents:
             return event.number, 1, event.size, event.value
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def shifted_place(self, allocation_place: Place) -> Place:
+    def place_in_long_run(self, allocation_place: Place) -> Place:
         """Returns a recorded module with its layer index increased by the added repeats."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
@@ -546,21 +586,21 @@ def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
 
 def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
     """Counts the bytes of events on a meter. blocks: storage → block on the meter."""
-    allocate, release = memory_meter.allocate, memory_meter.free
-    for storage_number, nbytes, value in events:
+    allocate_block, free_block = memory_meter.allocate, memory_meter.free
+    for storage_number, nbytes, event_detail in events:
         if nbytes >= 0:
-            memory_meter.kind = value
-            blocks[storage_number] = allocate(nbytes)
+            memory_meter.kind = event_detail
+            blocks[storage_number] = allocate_block(nbytes)
         elif nbytes == FREED:
-            release(blocks[storage_number])
+            free_block(blocks[storage_number])
         elif nbytes == PLACED:
             memory_meter.place = storage_number
         elif nbytes == KEPT:
-            memory_meter.reclassify(blocks[storage_number], value)
+            memory_meter.reclassify(blocks[storage_number], event_detail)
         elif nbytes == NAMED:
-            blocks[storage_number] = blocks[value]
+            blocks[storage_number] = blocks[event_detail]
         elif nbytes == STREAMED:
-            memory_meter.stream = value
+            memory_meter.stream = event_detail
         elif blocks[storage_number] is None:  # the mark of a workspace that does not exist yet
             memory_meter.kind = "overhead"
-            blocks[storage_number] = allocate(value)
+            blocks[storage_number] = allocate_block(event_detail)

@@ -77,23 +77,25 @@ class EventMeter(Meter):
         previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
         self.place = in_later_layer(pass_trace.start, more_layers)
-        base = self.count
+        base_storage = self.count
         self.count += pass_trace.count
         self.cut()
         steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
             steps = list(steps)
-            for (chunk, memory_kind, distance), releases in pass_trace.releases_of_other_passes.items():
-                other_pass = previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + distance)
-                first_storage = base if other_pass == pass_id else first_storages.get(other_pass or pass_id)
+            for (chunk, memory_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
+                other_pass = (
+                    previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + pass_distance)
+                )
+                first_storage = base_storage if other_pass == pass_id else first_storages.get(other_pass or pass_id)
                 if first_storage is None:
                     raise NotRepeating
-                first_storage -= base
+                first_storage -= base_storage
                 for i, storage_number in releases:
                     steps[i] = first_storage + storage_number, 0  # `release`
-        self.pieces.append((steps, base))
+        self.pieces.append((steps, base_storage))
         self._count(pass_trace, more_layers)
-        return base
+        return base_storage
 
     def _count(self, pass_trace: PassTrace, more_layers: int) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module."""
@@ -102,18 +104,18 @@ class EventMeter(Meter):
             self._current_peak.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
-        key = id(pass_trace), more_layers
-        peaks = self._shifted_peaks.get(key)
+        place_and_layers = id(pass_trace), more_layers
+        peaks = self._shifted_peaks.get(place_and_layers)
         if peaks is None:
             peaks = [
                 (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
                 for allocation_place, bytes, added_bytes in pass_trace.peaks
             ]
-            self._shifted_peaks[key] = peaks
+            self._shifted_peaks[place_and_layers] = peaks
         end_place = in_later_layer(pass_trace.end, more_layers)
         is_rising = False
-        if bytes_before > self._highest.get(key, -1):  # else each place had as much before
-            self._highest[key] = bytes_before
+        if bytes_before > self._highest.get(place_and_layers, -1):  # else each place had as much before
+            self._highest[place_and_layers] = bytes_before
             for allocation_place, bytes, added_bytes in peaks:
                 peak = self.peaks.get(allocation_place)
                 if peak is None:
@@ -190,30 +192,30 @@ class PassPlayer(PassCounter):
         """Replays the loss of the last forward pass."""
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
-    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, base = self._play(chunk, case, pass_id)
+        pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, output),) = pass_trace.outputs
-        return output.tensor(output.storage(self.meter, base))
+        return output.tensor(output.storage(self.meter, first_storage))
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.pieces_before_backward = len(self.meter.pieces)
-        pass_trace, base = self._play(chunk, *self.next_backward(chunk))
+        pass_trace, first_storage = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for i, gradient in pass_trace.outputs:
             if gradient.number not in storages:
-                storages[gradient.number] = gradient.storage(self.meter, base)
+                storages[gradient.number] = gradient.storage(self.meter, first_storage)
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
-    def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        trace = self.traces.get(case)
+        trace = self.traces.get(pass_case)
         if trace is None:
             raise NotRepeating
-        base = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
-        self.first_storages[pass_id] = base
-        return trace, base
+        first_storage = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
+        self.first_storages[pass_id] = first_storage
+        return trace, first_storage

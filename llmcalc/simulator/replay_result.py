@@ -46,10 +46,10 @@ class ReplayResult:
         self.slop = device.peak_allocated - peak_requested_bytes
         self.slop_after = device.allocated - requested_bytes
 
-    def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
+    def read_shorter(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the others."""
-        self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
-        self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
+        self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
+        self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
     def take_peaks(
         self,
@@ -57,15 +57,15 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Keeps the peaks of the second step; for the optimizer the higher peak of both steps."""
+        """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
         self.peaks = {
             allocation_place: peak
             for allocation_place, peak in second_step_peaks.items()
             if allocation_place.phase in phases
         }
-        step = Place("step")
-        if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
-            self.peaks[step] = first_step_peaks[step]
+        step_place = Place("step")
+        if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:
+            self.peaks[step_place] = first_step_peaks[step_place]
 
     @property
     def peak(self) -> tuple[Place, Peak]:

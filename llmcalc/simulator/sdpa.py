@@ -44,51 +44,63 @@ class SdpaCall(NamedTuple):
     mask_trained: bool = False
 
 
-def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
+def sdpa_backend(capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
     """Returns the first backend in torch's order that supports the call.
 
     capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
     if capability == CPU:
-        return "cpu" if call.qk_size == call.v_size and not call.dropout and not call.mask_trained else "math"
-    if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, call):
+        return (
+            "cpu"
+            if sdpa_call.qk_size == sdpa_call.v_size and not sdpa_call.dropout and not sdpa_call.mask_trained
+            else "math"
+        )
+    if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, sdpa_call):
         return "cudnn"
-    if supports_flash_attention(capability, call):
+    if supports_flash_attention(capability, sdpa_call):
         return "flash"
-    return "efficient" if supports_efficient_attention(capability, call) else "math"
+    return "efficient" if supports_efficient_attention(capability, sdpa_call) else "math"
 
 
-def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
-    """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, up to 256 on 9.0, or 192 with
-    values of 128 on 10.x (`check_cudnn_tensor_shapes`).
+def supports_cudnn_attention(capability: int, sdpa_call: SdpaCall) -> bool:
+    """Whether cuDNN's attention runs (`can_use_cudnn_attention`), which limits head sizes and dropout.
 
-    Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`), and its
-    mask gets no gradient (`check_attn_mask_shape`).
+    Head sizes are multiples of 8 up to 128, up to 256 on 9.0, or 192 with values of 128 on 10.x
+    (`check_cudnn_tensor_shapes`). The probability of dropout is a multiple of 1/16, so that 0.1 runs another backend
+    (`check_cudnn_dropout`), and the mask gets no gradient (`check_attn_mask_shape`).
     """
-    has_wide_keys = call.qk_size == 192 and call.v_size == 128 and capability // 10 == 10
-    limit = 256 if capability == 90 else 128
-    sizes = has_wide_keys or (call.qk_size <= limit and call.v_size <= limit)
-    drops_exactly = float(call.dropout * 16).is_integer()
-    is_taken = call.keys != 1 and drops_exactly and not call.mask_trained
-    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and is_taken
+    has_wide_keys = sdpa_call.qk_size == 192 and sdpa_call.v_size == 128 and capability // 10 == 10
+    largest_size = 256 if capability == 90 else 128
+    supports_sizes = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
+    drops_exactly = float(sdpa_call.dropout * 16).is_integer()
+    is_taken = sdpa_call.keys != 1 and drops_exactly and not sdpa_call.mask_trained
+    return is_half(capability, sdpa_call.dtype) and supports_sizes and is_multiple(8, sdpa_call) and is_taken
 
 
-def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
+def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether flash attention runs (`can_use_flash_attention`): no mask, and equal head sizes up to 256.
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
-    consumer = 86 <= capability <= 89 or capability >= 120
-    sizes = call.qk_size == call.v_size and call.qk_size <= 256
-    is_refused = consumer and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
-    return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not is_refused
+    is_consumer_gpu = 86 <= capability <= 89 or capability >= 120
+    has_equal_sizes = sdpa_call.qk_size == sdpa_call.v_size and sdpa_call.qk_size <= 256
+    is_refused = (
+        is_consumer_gpu and sdpa_call.trained and 192 < sdpa_call.qk_size <= (256 if sdpa_call.dropout else 224)
+    )
+    return (
+        is_half(capability, sdpa_call.dtype)
+        and capability >= 80
+        and has_equal_sizes
+        and not sdpa_call.masked
+        and not is_refused
+    )
 
 
-def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
+def supports_efficient_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether memory-efficient attention runs (`can_use_mem_efficient_attention`): aligned head sizes."""
-    if call.dtype is FLOAT32:
-        return is_multiple(4 if capability >= 80 else 1, call)
-    return is_half(capability, call.dtype) and is_multiple(8, call)
+    if sdpa_call.dtype is FLOAT32:
+        return is_multiple(4 if capability >= 80 else 1, sdpa_call)
+    return is_half(capability, sdpa_call.dtype) and is_multiple(8, sdpa_call)
 
 
 def takes_as_mask(attention: Step) -> bool:
@@ -106,6 +118,6 @@ def is_half(capability: int, dtype: Dtype) -> bool:
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 
-def is_multiple(divisor: int, call: SdpaCall) -> bool:
+def is_multiple(divisor: int, sdpa_call: SdpaCall) -> bool:
     """Whether both head sizes are multiples of the number `divisor`."""
-    return bool(call.qk_size % divisor == 0 and call.v_size % divisor == 0)
+    return bool(sdpa_call.qk_size % divisor == 0 and sdpa_call.v_size % divisor == 0)

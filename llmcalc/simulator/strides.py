@@ -77,24 +77,26 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
         return contiguous(new_shape)
-    output: list[Number] = []
+    new_strides: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
-    base, old_size = (strides[-1] if strides else 1), Size()
+    group_stride, old_size = (strides[-1] if strides else 1), Size()
     for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
-        ends_group = axis == 0 or (not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
+        ends_group = axis == 0 or (
+            not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(group_stride)
+        )
         if not ends_group:
             continue
         new_size = Size()
         while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
-            output.append(new_size.times(base))
+            new_strides.append(new_size.times(group_stride))
             new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
-            base, old_size = strides[axis - 1], Size()
-    return None if remaining_sizes else tuple(reversed(output))
+            group_stride, old_size = strides[axis - 1], Size()
+    return None if remaining_sizes else tuple(reversed(new_strides))
 
 
 class Size:
@@ -105,11 +107,11 @@ class Size:
     def __init__(self) -> None:
         self.n: Number = 1
 
-    def grow(self, size: Number) -> None:
-        self.n = size if is_size_one(self.n) else self.n * size
+    def grow(self, factor: Number) -> None:
+        self.n = factor if is_size_one(self.n) else self.n * factor
 
-    def times(self, base: Number) -> Number:
-        return self.n if is_size_one(base) else self.n * base
+    def times(self, stride: Number) -> Number:
+        return self.n if is_size_one(stride) else self.n * stride
 
     def reaches(self, other_size: Size) -> bool:
         if isinstance(self.n, int) and isinstance(other_size.n, int):
@@ -119,13 +121,15 @@ class Size:
 
 def broadcast(*shapes: Shape) -> Shape:
     """Returns the shape of an elementwise result."""
-    result, *other_shapes = shapes
+    broadcast_shape, *other_shapes = shapes
     for shape in other_shapes:
-        if shape != result:
-            rank = len(result) - len(shape)
-            size_pairs = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
-            result = tuple([_broadcast_size(a, b) for a, b in size_pairs])
-    return result
+        if shape != broadcast_shape:
+            rank = len(broadcast_shape) - len(shape)
+            size_pairs = zip(
+                broadcast_shape if rank >= 0 else (1,) * -rank + broadcast_shape, (1,) * rank + shape, strict=True
+            )
+            broadcast_shape = tuple([_broadcast_size(a, b) for a, b in size_pairs])
+    return broadcast_shape
 
 
 def _broadcast_size(first_size: Number, second_size: Number) -> Number:
@@ -157,31 +161,31 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
         return dense_shape[0] if dense_shape else contiguous(shape)
-    rank = len(shape)
+    axis_count = len(shape)
     padded_shapes = [
-        (0,) * (rank - len(operand_shape))
+        (0,) * (axis_count - len(operand_shape))
         + tuple(
             0 if axis_size == 1 and result_size != 1 else stride
             for axis_size, stride, result_size in zip(
-                operand_shape, strides, shape[rank - len(operand_shape) :], strict=True
+                operand_shape, strides, shape[axis_count - len(operand_shape) :], strict=True
             )
         )
         for operand_shape, strides in operands
     ]
-    order = _axis_order(padded_shapes, shape)
-    output: list[Number] = [0] * rank
+    axis_order = _axis_order(padded_shapes, shape)
+    result_strides: list[Number] = [0] * axis_count
     dense_stride = 1
-    for axis in order:
-        output[axis] = dense_stride
+    for axis in axis_order:
+        result_strides[axis] = dense_stride
         dense_stride *= shape[axis]
-    return tuple(output)
+    return tuple(result_strides)
 
 
 def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the axis with the smallest stride first."""
-    order = list(range(len(shape) - 1, -1, -1))
+    axis_order = list(range(len(shape) - 1, -1, -1))
 
-    def swaps(inner_axis: int, outer_axis: int) -> int:
+    def swap_sign_of_axes(inner_axis: int, outer_axis: int) -> int:
         for strides in operands:
             if strides[inner_axis] == 0 or strides[outer_axis] == 0:
                 continue
@@ -191,16 +195,19 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
                 return 1
         return 0
 
-    for i in range(1, len(order)):
-        position = i
+    for i in range(1, len(axis_order)):
+        axis_position = i
         for previous_axis in range(i - 1, -1, -1):
-            swap = swaps(order[previous_axis], order[position])
-            if swap > 0:
-                order[previous_axis], order[position] = order[position], order[previous_axis]
-                position = previous_axis
-            elif swap < 0:
+            swap_sign = swap_sign_of_axes(axis_order[previous_axis], axis_order[axis_position])
+            if swap_sign > 0:
+                axis_order[previous_axis], axis_order[axis_position] = (
+                    axis_order[axis_position],
+                    axis_order[previous_axis],
+                )
+                axis_position = previous_axis
+            elif swap_sign < 0:
                 break
-    return order
+    return axis_order
 
 
 def clear_caches() -> None:

@@ -165,9 +165,9 @@ class Tensor:
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
         """Returns a view with another shape, outside of the autograd graph."""
-        view = Tensor(shape, self.dtype, self.storage, strides)
-        view.has_base = True
-        return view
+        new_view = Tensor(shape, self.dtype, self.storage, strides)
+        new_view.has_base = True
+        return new_view
 
     def __repr__(self) -> str:
         return f"Tensor({list(self.shape)}, {self.dtype})"

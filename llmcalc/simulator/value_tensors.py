@@ -83,38 +83,48 @@ class ValueTensors:
 
     # --- tensors of values ------------------------------------------------------------------------------------------
 
-    def shape(self, value: Value) -> Shape:
-        """Returns the shape of a value: [batch, rows, *axes]; without batch if shared, [*axes] without rows."""
-        sizes = tuple(axis.size for axis in value.axes)
-        if value.rows is ONCE:
+    def shape(self, flow_value: Value) -> Shape:
+        """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
+        sizes = tuple(axis.size for axis in flow_value.axes)
+        if flow_value.rows is ONCE:
             return sizes
-        rows = self.run_config.new_rows(value.rows)
-        return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
+        rows = self.run_config.new_rows(flow_value.rows)
+        return (self.run_config.batch, rows, *sizes) if flow_value.rows.batched else (rows, *sizes)
 
-    def tensor_of(self, value: Value) -> Tensor:
+    def tensor_of(self, flow_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
-        tensor = self.values.get(id(value))
+        tensor = self.values.get(id(flow_value))
         if tensor is not None:
             return tensor
-        if value.fixed and value.storage.rows == value.rows and value.rows in self.inputs:  # audio frames
-            return self.inputs[value.rows]
-        if value.of is None:
+        if (
+            flow_value.fixed and flow_value.storage.rows == flow_value.rows and flow_value.rows in self.inputs
+        ):  # audio frames
+            return self.inputs[flow_value.rows]
+        if flow_value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        x, shape = self.tensor_of(value.of), self.shape(value)
-        if value.of.rows is ONCE and value.rows is not ONCE and value.rows.batched:  # rows of every sequence alike
-            return self.t.expand(self.t.reshape(x, shape[1:]), shape)
-        if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
-            if value.rows == value.of.rows:  # rows of earlier passes are there too
-                shape = (shape[0], x.shape[1], *shape[2:])
+        value_tensor, shape = self.tensor_of(flow_value.of), self.shape(flow_value)
+        if (
+            flow_value.of.rows is ONCE and flow_value.rows is not ONCE and flow_value.rows.batched
+        ):  # rows of every sequence alike
+            return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
+        if (
+            isinstance(value_tensor.count, int)
+            and value_tensor.count != count(shape)
+            and value_tensor.shape[1] != shape[1]
+        ):
+            if flow_value.rows == flow_value.of.rows:  # rows of earlier passes are there too
+                shape = (shape[0], value_tensor.shape[1], *shape[2:])
             else:
-                x = self.t.slice(x, shape[1], 1)
-        return self.t.reshape(x, shape)
+                value_tensor = self.t.slice(value_tensor, shape[1], 1)
+        return self.t.reshape(value_tensor, shape)
 
-    def is_from_earlier_pass(self, value: Value) -> bool:
+    def is_from_earlier_pass(self, flow_value: Value) -> bool:
         """Whether this pass does not compute a value, because an earlier pass has cached the result."""
-        if id(value) in self.values:
+        if id(flow_value) in self.values:
             return False
-        return id(value) in self.absent_values or (value.of is not None and self.is_from_earlier_pass(value.of))
+        return id(flow_value) in self.absent_values or (
+            flow_value.of is not None and self.is_from_earlier_pass(flow_value.of)
+        )
 
     def is_computed_earlier(self, rows: Rows) -> bool:
         """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
@@ -124,40 +134,44 @@ class ValueTensors:
             and is_zero(rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
-    def tensor_read_by(self, operation: Step, value: Value) -> Tensor:
+    def tensor_read_by(self, operation: Step, flow_value: Value) -> Tensor:
         """Returns a value's tensor, and frees the stored reference after the last read."""
-        x = self.tensor_of(value)
-        if self.last.get(id(value.storage)) == id(operation):
-            self.forget(value.storage)
-        return x
+        value_tensor = self.tensor_of(flow_value)
+        if self.last.get(id(flow_value.storage)) == id(operation):
+            self.forget(flow_value.storage)
+        return value_tensor
 
-    def flat_tensor(self, value: Value, step: Step | None = None) -> Tensor:
+    def flat_tensor(self, flow_value: Value, step: Step | None = None) -> Tensor:
         """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
         step: the step that reads it, as in `tensor_read_by`; default none.
         """
-        x = self.tensor_of(value) if step is None else self.tensor_read_by(step, value)
-        return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
+        value_tensor = self.tensor_of(flow_value) if step is None else self.tensor_read_by(step, flow_value)
+        return (
+            value_tensor
+            if len(flow_value.axes) == 1
+            else self.t.flatten(value_tensor, len(value_tensor.shape) - len(flow_value.axes))
+        )
 
-    def store_tensor(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
-        if isinstance(value.rows, QueryKeyPairs):
-            self.bind(value, tensor)
+        if isinstance(flow_value.rows, QueryKeyPairs):
+            self.bind(flow_value, tensor)
             return
-        shape = self.shape(value)
+        shape = self.shape(flow_value)
         if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
-        self.bind(value, self.t.reshape(tensor, shape))
+        self.bind(flow_value, self.t.reshape(tensor, shape))
 
-    def bind(self, value: Value, tensor: Tensor) -> None:
+    def bind(self, flow_value: Value, tensor: Tensor) -> None:
         """Stores a tensor of any shape for a value, such as scores of query-key pairs."""
-        self.values[id(value)] = tensor
-        self.bound.setdefault(id(value.storage), []).append(id(value))
+        self.values[id(flow_value)] = tensor
+        self.bound.setdefault(id(flow_value.storage), []).append(id(flow_value))
 
     def forget(self, root: Value) -> None:
         """Frees the references to a value's tensor and its views."""
-        for key in (id(root), *self.bound.pop(id(root), ())):
-            self.values.pop(key, None)
+        for view_id in (id(root), *self.bound.pop(id(root), ())):
+            self.values.pop(view_id, None)
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
@@ -167,14 +181,14 @@ class ValueTensors:
         """Returns this pass's result under a key, computed at the first request."""
         if key not in self.memo:
             self.memo[key] = compute()
-        result: Result = self.memo[key]
-        return result
+        computed_result: Result = self.memo[key]
+        return computed_result
 
-    def _value_with_tensor(self, value: Value | None) -> Value | None:
+    def _value_with_tensor(self, flow_value: Value | None) -> Value | None:
         """Returns the value, or the nearest base with a stored tensor."""
-        while value is not None and id(value) not in self.values:
-            value = value.of
-        return value
+        while flow_value is not None and id(flow_value) not in self.values:
+            flow_value = flow_value.of
+        return flow_value
 
     # --- calls of modules -------------------------------------------------------------------------------------------
 
@@ -190,18 +204,18 @@ class ValueTensors:
             return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of(self, frames: Sequence[Frame]) -> Path:
+    def _path_of(self, module_frames: Sequence[Frame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path: list[Any] = []
-        for i, frame in enumerate(frames):
-            path.append(frame.scope.name)
-            if frame.scope.list_index is not None:
-                path.append(frame.scope.list_index)
-            if frame.layer_index is not None:
+        for i, module_frame in enumerate(module_frames):
+            path.append(module_frame.scope.name)
+            if module_frame.scope.list_index is not None:
+                path.append(module_frame.scope.list_index)
+            if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
-                path.append(frame.owner if is_shared and not is_per_layer else frame.layer_index)
+                path.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
         return tuple(path)
 
     @property

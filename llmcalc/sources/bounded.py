@@ -75,8 +75,8 @@ def _require_regular(path: Path, status: os.stat_result, expected: str, or_stdin
     if stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected}")
     if not stat.S_ISREG(status.st_mode):
-        piped = " (or `-` and its content piped in)" if or_stdin else ""
-        raise InputError(f"{path}: is not a regular file; expected {expected}{piped}")
+        is_piped = " (or `-` and its content piped in)" if or_stdin else ""
+        raise InputError(f"{path}: is not a regular file; expected {expected}{is_piped}")
 
 
 def _error_reason(error: Exception) -> str:
@@ -99,6 +99,8 @@ def require_few_elements(text: str, location: str, limit: int) -> None:
     """
     if text.count("[") + text.count("{") + text.count(",") <= limit:
         return
-    signs = (sign for sign in re.finditer(_JSON_SIGN, text) if sign[0][0] != '"')  # signs in strings build nothing
-    if next(islice(signs, limit, None), None) is not None:
+    element_signs = (
+        element_sign for element_sign in re.finditer(_JSON_SIGN, text) if element_sign[0][0] != '"'
+    )  # signs in strings build nothing
+    if next(islice(element_signs, limit, None), None) is not None:
         raise InputError(f"{location}: more than {limit:,} values and fields; expected at most {limit:,}")

@@ -181,28 +181,28 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     first_error, path = errors[0], paths[0]
     match first_error["type"]:
         case "missing":
-            text = f"{path}: required field is missing"
+            error_text = f"{path}: required field is missing"
         case "extra_forbidden":
-            text = (
+            error_text = (
                 f"{path}: unknown field; remove it or correct its "
                 f"name.{suggest(str(first_error['loc'][-1]), all_field_names(model))}"
             )
         case "value_error":
             cause = first_error["ctx"]["error"]
             is_part = isinstance(cause, PartError)
-            text = explain_errors(cause.cls, cause.error) if is_part else explain_value(first_error)
-            text = f"{path}.{text}" if path else text
+            error_text = explain_errors(cause.cls, cause.error) if is_part else explain_value(first_error)
+            error_text = f"{path}.{error_text}" if path else error_text
         case "union_tag_invalid" | "union_tag_not_found":
-            text = f"{path}.type: {explain_value(first_error)}"
+            error_text = f"{path}.type: {explain_value(first_error)}"
         case _:
             alternatives = [
                 str(detail["ctx"]["expected"])
                 for other_path, detail in zip(paths, errors, strict=True)
                 if other_path == path and detail["type"] == "literal_error"
             ]
-            text = f"{path}: {explain_value(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
+            error_text = f"{path}: {explain_value(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
     other_error_count = len(set(paths)) - 1  # a union reports the errors of each member
-    return text + (f" (and {other_error_count} more)" if other_error_count else "")
+    return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
 
 
 EXPECTED = {
@@ -226,11 +226,11 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    value, kind = shown(error.get("input")), error["type"]
+    value, error_type = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
-    if kind in EXPECTED:
-        return f"{value} is not {EXPECTED[kind]}"
-    match kind:
+    if error_type in EXPECTED:
+        return f"{value} is not {EXPECTED[error_type]}"
+    match error_type:
         case "value_error":
             return str(ctx["error"])
         case "literal_error" | "enum":

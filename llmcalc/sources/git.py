@@ -73,10 +73,10 @@ class NotAModelText(InputError):
 
 @dataclass(frozen=True)
 class GitAnswer:
-    """The result of a git command. code: exit status. out: standard output. message: one line of standard error."""
+    """The result of a git command: exit status, standard output, and one line of standard error."""
 
-    code: int
-    out: bytes
+    exit_status: int
+    output: bytes
     message: str
 
 
@@ -98,18 +98,18 @@ def text_at(ref: str, path: Path) -> str | None:
         )
     _require_its_own_repository(ref, root)
     commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if commit.code:
+    if commit.exit_status:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
-    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", name)
     object_answer = _run_git(root, *arguments)
-    if object_answer.code:
+    if object_answer.exit_status:
         raise InputError(
             f"{ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
         )
-    if not object_answer.out:
+    if not object_answer.output:
         return None
-    _mode, object_type, object_id, byte_count = object_answer.out.partition(b"\t")[0].decode().split()
+    _mode, object_type, object_id, byte_count = object_answer.output.partition(b"\t")[0].decode().split()
     if object_type != "blob":
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not byte_count.isdigit():  # BAD: of a partial clone
@@ -118,10 +118,10 @@ def text_at(ref: str, path: Path) -> str | None:
     if int(byte_count) > limit:
         raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {limit:,}")
     content = _run_git(root, "cat-file", "blob", object_id, limit=limit)
-    if content.code:
+    if content.exit_status:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
-        return content.out.decode()
+        return content.output.decode()
     except UnicodeDecodeError:
         raise NotAModelText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
@@ -143,12 +143,12 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
     git_answer = _run_git(root, "rev-parse", "--absolute-git-dir")
-    if git_answer.code:
+    if git_answer.exit_status:
         raise InputError(
             f"--git {ref}: {root}: {git_answer.message}; expected a repository that git opens (its setting "
             "safe.directory lists those of other users)"
         )
-    git_folder = os.fsdecode(git_answer.out.removesuffix(b"\n"))
+    git_folder = os.fsdecode(git_answer.output.removesuffix(b"\n"))
     expected_folder = root / ".git"
     try:
         if expected_folder.is_file():
@@ -191,7 +191,7 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
         output_future = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            output, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -201,11 +201,11 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
         finally:
             if process.returncode is None:
                 _kill_process(process)
-    if len(out) > limit or len(messages) > LARGEST_MESSAGE:
+    if len(output) > limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(f"--git: git {arguments[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
     lines = messages.decode(errors="replace").strip().splitlines() or [f"git {arguments[0]} failed"]
     fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
-    return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
+    return GitAnswer(process.returncode, output, one_line(fatal.removeprefix("fatal: ")))
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:

@@ -115,8 +115,8 @@ def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str,
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base.pop(field, None)
     for field, value in description.items():
-        tables = isinstance(value, dict) and isinstance(base.get(field), dict)
-        base[field] = {**base[field], **value} if tables else value
+        are_tables = isinstance(value, dict) and isinstance(base.get(field), dict)
+        base[field] = {**base[field], **value} if are_tables else value
     return {**base, "like": preset.name}
 
 
@@ -154,8 +154,8 @@ def _read_by_name(argument: str) -> Hardware:
         if (before or after) and (hardware := _preset_with_spelling(name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
-    names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
-    suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), names)
+    name_by_spelling = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
+    suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
     raise InputError(
         f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
         "such as 24GiB, or a .toml file"
@@ -204,7 +204,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
     """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
     gib = configuration.memory_bytes // 2**30
-    names: dict[str, Any] = {
+    name_fields: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",
         "title": f"{hardware.title}, {gib} GiB",
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
@@ -213,8 +213,8 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
     units, full_compute_units = configuration.compute_units, hardware.compute_units
     if units is not None and full_compute_units is not None:
         peaks = hardware.peak_flops.items()
-        names["peak_flops"] = {dtype: rate * units.count // full_compute_units.count for dtype, rate in peaks}
-    return hardware.model_copy(update=names | dict(configuration))
+        name_fields["peak_flops"] = {dtype: rate * units.count // full_compute_units.count for dtype, rate in peaks}
+    return hardware.model_copy(update=name_fields | dict(configuration))
 
 
 def find_all(names: Iterable[str]) -> list[Hardware]:

@@ -291,8 +291,8 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
-        for types, reason in causes:
-            if isinstance(error, types):
+        for error_types, reason in causes:
+            if isinstance(error, error_types):
                 raise InputError(f"{target}: {reason}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
             raise InputError(f"{target}: {offline_message}") from None

@@ -70,16 +70,16 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
         field_texts: dict[str, str] = {}
-        names: list[str] = []
+        paragraph_fields: list[str] = []
         for line in inspect.cleandoc(owner.__dict__.get("__doc__") or "").splitlines():
             field = FIELD.match(line)
             if field is not None:
-                names = field[1].split(", ")
-                field_texts |= dict.fromkeys(names, _capitalized_text(field[2]))
+                paragraph_fields = field[1].split(", ")
+                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
             elif line.startswith(" "):
-                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in names}
+                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in paragraph_fields}
             else:
-                names = []
+                paragraph_fields = []
         texts = field_texts | texts
     return texts
 
@@ -96,13 +96,13 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    out = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    referenced = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
     if PARTS in schema:
         refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
-        return {**out, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
+        return {**referenced, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        out["default"] = default
-    return out
+        referenced["default"] = default
+    return referenced
 
 
 def _partial_schema(schema: Any) -> Any:

@@ -134,8 +134,9 @@ class Preset(Record):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the Hugging Face config that the model was read from, or of a preset that states how its
-        weights are stored; None without either.
+        """The checkpoint whose module names the config describes; None for a description without a config.
+
+        A preset may state the storage of its weights instead of a config.
         """
         if self.config is None:
             from ..flow.module_names import Checkpoint
@@ -152,8 +153,8 @@ class Preset(Record):
         if self.config is None:
             return self.quantization_config
         sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
-        tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
-        return next((table for table in tables if isinstance(table, dict)), None)
+        quantization_tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
+        return next((table for table in quantization_tables if isinstance(table, dict)), None)
 
     def __repr__(self) -> str:
         return printable(f"<Preset {self.name}: {self.display}>")

@@ -140,10 +140,10 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
         match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
         preset = None if match is None else known_model(match["model"])
         if match is not None and preset is not None:
-            types = match.groupdict()
+            scheme_words = match.groupdict()
             if pattern == "gguf" and preset.quantization_config is not None:  # gpt-oss: its files have its own format
                 continue
-            scheme = scheme or (types.get("mix") or types["mix_of_repository"]).lower()
+            scheme = scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             if scheme in ("f16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, scheme

@@ -16,12 +16,12 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     """
     if not texts:
         return list(model_names()), False
-    names: set[str] = set()
+    preset_names: set[str] = set()
     is_exact = True
     for text in texts:
         name = find_preset(text) if normalized(text) else None
         if name is not None:
-            names.add(name)
+            preset_names.add(name)
             continue
         is_exact = False
         matches = [
@@ -32,8 +32,8 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
         if not matches:
             suggestion = suggest(text, names_by_alias() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
-        names.update(matches)
-    return sorted(names), is_exact
+        preset_names.update(matches)
+    return sorted(preset_names), is_exact
 
 
 def _all_spellings(name: str) -> str:

@@ -294,10 +294,10 @@ def _paths_ending_with(field_path: list[str], paths: list[list[str]]) -> list[li
 
 
 def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
-    out = dict(table)
+    new_table = dict(table)
     if len(keys) == 1:
-        out[keys[0]] = value
+        new_table[keys[0]] = value
     else:
-        subtable = out.get(keys[0])
-        out[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
-    return out
+        subtable = new_table.get(keys[0])
+        new_table[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
+    return new_table

@@ -57,7 +57,7 @@ def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
-    out: dict[str, Any] = {}
+    part_fields: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(part, Stack) and name == "variants":
@@ -67,15 +67,15 @@ def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str
             continue
         if value is None and name == "type":
             continue
-        out[name] = _plain_value(value, (base or {}).get(name))
+        part_fields[name] = _plain_value(value, (base or {}).get(name))
     if isinstance(part, Stack) and part.variants:
-        block = out["block"]
-        out["variants"] = {
+        block = part_fields["block"]
+        part_fields["variants"] = {
             name: _difference_table(block, _part_table(layer, block))
             for name, layer in part.variants.items()
             if name != BASE
         }
-    return out
+    return part_fields
 
 
 def _plain_value(value: Any, base: Any = None) -> Any:
@@ -91,13 +91,13 @@ def _plain_value(value: Any, base: Any = None) -> Any:
 
 def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
     """Returns the table that turns `base` into `other_table` by a recursive update."""
-    out: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for key, value in other_table.items():
         base_value = base.get(key)
         if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
             changes = _difference_table(base_value, value)
             if changes:
-                out[key] = changes
+                differences[key] = changes
         elif value != base_value:
-            out[key] = value
-    return out
+            differences[key] = value
+    return differences

@@ -529,7 +529,7 @@ class LayoutOrder:
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
-            return self.errors.least(self.least_bytes(layout, micro_batches, recompute)) > self.capacity
+            return self.errors.lower_bound(self.least_bytes(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
@@ -551,7 +551,7 @@ class LayoutOrder:
                 continue
             try:
                 bytes = self.tensor_bytes(*layout_run)
-                may_fit = self.errors.least(bytes) <= self.capacity
+                may_fit = self.errors.lower_bound(bytes) <= self.capacity
                 sent = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
                 if sent is not None and self.step_seconds is None:
                     sent()  # the order needs it, and an error refuses the layout
@@ -565,7 +565,7 @@ class LayoutOrder:
             self._measured.add(_kernel_sizes(layout))
             candidate_bytes = bytes, self.capacity, sent, step_seconds
             last_candidate = Candidate(
-                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.most(bytes), recompute=recompute
+                layout, micro_batches, *candidate_bytes, upper_bound=self.errors.upper_bound(bytes), recompute=recompute
             )
             if may_fit:
                 return last_candidate
@@ -623,7 +623,7 @@ class LayoutOrder:
         replays = 0
         for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
             if smallest_candidate is not None and (
-                smallest_candidate.device_bytes <= self.errors.least(candidate.device_bytes)
+                smallest_candidate.device_bytes <= self.errors.lower_bound(candidate.device_bytes)
                 or replays == NEAREST_REPLAYS
                 or self.budget.is_spent()
             ):

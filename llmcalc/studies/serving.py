@@ -240,7 +240,7 @@ class ServeStudy:
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.total_tokens
-        used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest_request, **flags}
+        used_flags = {engine.flags_by_option["--seq"].lstrip("-").replace("-", "_"): self.longest_request, **flags}
         used_flags |= self.draft_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
@@ -365,7 +365,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
     Raises `InputError` for a format that the engine does not have.
     """
-    option_name = engine.instead["--kv-dtype"]
+    option_name = engine.flags_by_option["--kv-dtype"]
     flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
     prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
     flag_word = next((word for prefix in prefixes for word in flag.words if word.startswith(prefix)), None)

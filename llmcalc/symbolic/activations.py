@@ -24,12 +24,12 @@ from ..workload.recompute import MODES
 from .explain import Explanation, Section, check_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
 from .saved_bytes import LOSS, Block, Pass, Path, PathNames, PlacedEager, saved_blocks
-from .symbolic import SEQUENCES, Meaning, keys, sequences, with_formulas
+from .symbolic import SEQUENCES, Meaning, keys_symbol, sequences_symbol, with_formulas
 from .symbolic_int import SymbolicInt, formula_of
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
 
-Side: TypeAlias = Literal["numbers", "letters"]
+Notation: TypeAlias = Literal["numbers", "letters"]
 
 
 def explain_activations(
@@ -53,7 +53,7 @@ def explain_activations(
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    sections = merge_sections(map(activations.section, activations.find(node)))
+    sections = merge_sections(map(activations.section, activations.find_nodes(node)))
     return Explanation(sections, formulas, node, training, activations.notes())
 
 
@@ -69,20 +69,24 @@ class Activations:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[PlacedEager] = kernels
-        self.numbers: SavedSums = self.sums("numbers", training.batch)
+        self.numbers: SavedSums = self.saved_sums("numbers", training.batch)
         self.letters: SavedSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
-            meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")
-            meanings[sequences()] = Meaning(SEQUENCES, "sequences at once", training.batch)
-            self.letters = self.sums("letters", training.batch)
+            meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
+            meanings[sequences_symbol()] = Meaning(SEQUENCES, "sequences at once", training.batch)
+            self.letters = self.saved_sums("letters", training.batch)
 
-    def sums(self, side: Side, batch: int) -> SavedSums:
+    def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
-        if side == "letters":
-            spec, batch, seq = with_formulas(spec), SymbolicInt(batch, sequences()), SymbolicInt(seq, keys())
+        repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.can_extrapolate}
+        if notation == "letters":
+            spec, batch, seq = (
+                with_formulas(spec),
+                SymbolicInt(batch, sequences_symbol()),
+                SymbolicInt(seq, keys_symbol()),
+            )
         training_pass = Pass(
             batch,
             seq,
@@ -93,9 +97,9 @@ class Activations:
             layers=repeats,
         )
         try:
-            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), side)
+            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
         finally:
-            if side == "letters":
+            if notation == "letters":
                 clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
@@ -120,7 +124,7 @@ class Activations:
             component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
-    def find(self, node: str) -> list[FormulaNode]:
+    def find_nodes(self, node: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
             formula_node
@@ -129,7 +133,7 @@ class Activations:
         ]
         if extra_nodes:
             return extra_nodes
-        named_nodes = self.formulas.find(node)
+        named_nodes = self.formulas.find_nodes(node)
         trained_nodes = [
             formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
         ]
@@ -147,9 +151,9 @@ class Activations:
         """Returns notes about exceptions from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root, two_sequences = self.formulas.root, {sequences(): 2}
+        root, two_sequences = self.formulas.root, {sequences_symbol(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root).xreplace({**values, **two_sequences}) == self.sums(
+        if self.letters.saved_bytes_of(root).xreplace({**values, **two_sequences}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root):
             return ()
@@ -157,11 +161,11 @@ class Activations:
 
 
 class SavedSums:
-    """The saved bytes of every node, summed over storages.
+    """The saved bytes of every node, summed over tensor storages.
 
     root: the whole model.
     blocks: the storages.
-    side: whether the sums are numbers or symbolic expressions.
+    notation: whether the sums are numbers or symbolic expressions.
     by_location: index of a node in a walk → sum of one layer or of one part of it, with its children.
     times: index of a node in a walk → number of equal layers that it is, or is part of.
     layers: indices of the nodes that are layers.
@@ -169,8 +173,8 @@ class SavedSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
-        self.side: Side = side
+    def __init__(self, root: FormulaNode, blocks: Iterable[Block], notation: Notation) -> None:
+        self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
@@ -229,10 +233,10 @@ class SavedSums:
         unclaimed_sums: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total = unclaimed_sums.pop(path, 0)
+        total_sum = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
             node, location = (
-                child.numeric_node if self.side == "numbers" else child.symbolic_node,
+                child.numeric_node if self.notation == "numbers" else child.symbolic_node,
                 child.walk_indices[0],
             )
             child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
@@ -243,26 +247,28 @@ class SavedSums:
             )
             if is_layer:
                 self.layers.add(location)
-            total += self.by_location[location] * (node.repeat if is_layer else 1)
-        total += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
+            total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
+        total_sum += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
-        return total + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == names)
+        return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == names)
 
 
 def group_by_token(expression: Any) -> Any:
     """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
-    token = sequences() * keys()
+    token = sequences_symbol() * keys_symbol()
     token_terms: list[Any] = []
     other_terms: list[Any] = []
     for term in sympy.Add.make_args(sympy.expand(expression)):
         per_token_term = term / token
-        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else token_terms).append(
-            per_token_term
-        )
+        (
+            other_terms if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol()) else token_terms
+        ).append(per_token_term)
     token_sum = sympy.Add(*token_terms)
-    return sympy.Add(sequences() * keys() * token_sum, *(per_token_term * token for per_token_term in other_terms))
+    return sympy.Add(
+        sequences_symbol() * keys_symbol() * token_sum, *(per_token_term * token for per_token_term in other_terms)
+    )
 
 
 def _expand_formula(byte_count: Any) -> Any:
@@ -274,7 +280,7 @@ def _expand_formula(byte_count: Any) -> Any:
 
 
 def _path_names(node: FormulaNode) -> PathNames:
-    return tuple(name for name, _, _ in node.steps)
+    return tuple(name for name, _, _ in node.path_names)
 
 
 def _shared_line(stack: PathNames) -> PathNames:

@@ -62,8 +62,8 @@ class Paper(NamedTuple):
 @cache
 def paper_of_source() -> dict[str, Paper]:
     """Returns the papers by the source text of formulas."""
-    tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
-    return {source: Paper(**table) for source, table in tables.items()}
+    paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
+    return {source: Paper(**table) for source, table in paper_tables.items()}
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:

@@ -1,4 +1,4 @@
-"""Selects the formulas of `llmcalc explain`, for the requested nodes or for all components and the whole model."""
+"""The selection of the formulas of `llmcalc explain`, for the requested nodes or for the whole model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MOST_KINDS = 40
 class Section:
     """The formulas of one repeat of a node.
 
-    places: every place in the tree where they apply.
+    formula_nodes: every place in the tree where they apply.
     formulas: the formulas.
     depth: the level of the node below the model.
     """
 
-    places: tuple[FormulaNode, ...]
+    formula_nodes: tuple[FormulaNode, ...]
     formulas: tuple[Formula, ...]
     depth: int = 0
 
@@ -79,11 +79,11 @@ def explain(
         sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find(node))
+    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(node))
     sections = merge_sections(
         replace(section, formulas=_without_equal_forms(section.formulas)) for section in found_sections
     )
-    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
+    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
         raise InputError(f"--quantity {quantity}: {node} has no cache; expected params or flops")
@@ -95,10 +95,10 @@ def merge_sections(sections: Iterable[Section]) -> list[Section]:
     merged_sections: dict[tuple[object, ...], Section] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
-        key = (section.places[0].steps[-1][0], *formula_keys)
+        key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
         first_section = merged_sections.get(key)
         if first_section is not None:
-            section = replace(first_section, places=(*first_section.places, *section.places))
+            section = replace(first_section, formula_nodes=(*first_section.formula_nodes, *section.formula_nodes))
         merged_sections[key] = section
     return [section for section in merged_sections.values() if section.formulas]
 
@@ -144,7 +144,7 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
     """Returns (depth, part) of the model, layers and experts in the tree; a layer's norms are one part."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
-    def add(formula_node: FormulaNode, depth: int) -> None:
+    def add_component(formula_node: FormulaNode, depth: int) -> None:
         if formula_node.optional and formula_node.optional not in formulas.include:
             return
         component_nodes.append((depth, formula_node))
@@ -153,13 +153,13 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
             norms = [child for child in formula_node.children if child.numeric_node.kind == "norm"]
             for child in formula_node.children:
                 if child.numeric_node.kind != "norm" or len(norms) == 1:
-                    add(child, depth + 1)
+                    add_component(child, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
             for child in formula_node.children:
-                add(child, depth + 1)
+                add_component(child, depth + 1)
 
     for child in formulas.root.children:
-        add(child, 0)
+        add_component(child, 0)
     return component_nodes

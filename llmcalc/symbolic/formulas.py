@@ -15,7 +15,7 @@ from ..algebra import Number, add, is_zero
 from ..costs.flops import forward_of
 from ..costs.params import active_of, total_of
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, Node, Place, Use
+from ..flow.tree import Cost, Node, OpUse, Place
 from ..model import ModelSpec
 from ..units import DTYPE_BITS
 from ..workload.counting import Counting, Pairs
@@ -27,10 +27,10 @@ from .symbolic import (
     KEYS,
     Meaning,
     Symbolic,
-    element_bytes,
+    bytes_symbol,
+    cached_symbolic,
     has_sympy,
-    keys,
-    latest_symbolic,
+    keys_symbol,
     values_only,
 )
 
@@ -110,15 +110,16 @@ class Formula:
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
     value: its value, which equals the count.
-    in_length: the expression with all values but S substituted.
-    in_hidden: the expression with every width that is a multiple of h written as that multiple; None if there is none.
+    length_expression: the expression with all values but S substituted.
+    hidden_expression: the expression with every width that is a multiple of h written as that multiple; None if there
+        is none.
     """
 
     quantity: Quantity
     expression: Any
     value: Fraction
-    in_length: Any
-    in_hidden: Any = None
+    length_expression: Any
+    hidden_expression: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class FormulaNode:
     times: the number of copies in the model.
     """
 
-    steps: Steps
+    path_names: Steps
     path: str
     walk_indices: tuple[int, ...]
     numeric_node: Node
@@ -151,7 +152,7 @@ class FormulaNode:
     def name(self) -> str:
         """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return (
-            ".".join(name_part for segment, label, _ in self.steps for name_part in (segment, label) if name_part)
+            ".".join(name_part for segment, label, _ in self.path_names for name_part in (segment, label) if name_part)
             or "model"
         )
 
@@ -161,7 +162,7 @@ class Formulas:
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
-        self.symbolic: Symbolic = latest_symbolic(spec) if self.has_symbols else values_only(spec)
+        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
         self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
@@ -170,8 +171,8 @@ class Formulas:
             element = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
-                keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                element_bytes(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
+                keys_symbol(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                bytes_symbol(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -181,7 +182,7 @@ class Formulas:
         """Returns the whole model and every node, parents first."""
         return list(_places_in_run(self.root))
 
-    def find(self, query: str) -> list[FormulaNode]:
+    def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
 
         Raises `InputError` if there are none either.
@@ -193,19 +194,21 @@ class Formulas:
         names = query.split(".")
         for allows_gaps in (False, True):
             exact_matches = exact_matches or [
-                node for node in nodes[1:] if _matches_path_end(names, node.steps, allows_gaps)
+                node for node in nodes[1:] if _matches_path_end(names, node.path_names, allows_gaps)
             ]
         if not exact_matches:
             path_ends = {
-                ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
+                ".".join(path_name[0] for path_name in node.path_names[i:])
+                for node in nodes
+                for i in range(len(node.path_names))
             }
             component_names = dict.fromkeys(
-                node.steps[-1][0] for node in nodes[1:] if node.numeric_node.children or len(node.steps) == 1
+                node.path_names[-1][0] for node in nodes[1:] if node.numeric_node.children or len(node.path_names) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
             for node in nodes[1:]:
                 if node.numeric_node.children:
-                    components.setdefault(node.numeric_node.kind, node.steps[-1][0])
+                    components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
             known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
@@ -243,9 +246,9 @@ class Formulas:
         formula = self._formula_with_forms(
             quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(value), node
         )
-        if formula.in_hidden is None:
+        if formula.hidden_expression is None:
             return formula
-        return replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, rewrite_sums))
+        return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
         open_form = self._evaluate_at_numbers(expression, value, node)
@@ -277,7 +280,7 @@ class Formulas:
 
     def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
-        return self._cost_terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
+        return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
 
     def _cost_terms(
         self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
@@ -312,7 +315,7 @@ class Formulas:
         number = expression.xreplace(values)
         if number != sympy.Rational(value):
             raise ArithmeticError(f"{node.name}: the formula {expression} gives {number}, the count is {value}")
-        del values[keys()]
+        del values[keys_symbol()]
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
@@ -396,7 +399,7 @@ class Formulas:
         return width_ratios
 
     def _combine_by_power(self, total: Any) -> Any:
-        """Combines terms that differ only in the layer, as a multiple of the depth if the terms cover all layers."""
+        """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
@@ -417,7 +420,7 @@ def _cache_terms(
     Assumes that no window is full yet; a recurrent state does not grow.
     """
 
-    def cost(op_use: Use) -> Number:
+    def cost(op_use: OpUse) -> Number:
         return op_use.cache_bits(element_bits)
 
     initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
@@ -427,9 +430,9 @@ def _cache_terms(
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns a cost function multiplied by a factor."""
 
-    def scaled(op_use: Use) -> Number:
-        value = cost(op_use)
-        return 0 if is_zero(value) else value * factor
+    def scaled(op_use: OpUse) -> Number:
+        unscaled_cost = cost(op_use)
+        return 0 if is_zero(unscaled_cost) else unscaled_cost * factor
 
     return scaled
 
@@ -488,7 +491,7 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
     path = f"{parent.path}.{name}" if parent.path else name
     return replace(
         parent,
-        steps=(*parent.steps, (name, "", ())),
+        path_names=(*parent.path_names, (name, "", ())),
         path=path,
         walk_indices=positions,
         numeric_node=numeric_node,

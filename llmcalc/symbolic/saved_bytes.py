@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node that runs at a moment of a recorded pass.
+    """The node that runs when a tensor is allocated, saved or freed in a recorded pass.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -113,7 +113,7 @@ class Storages:
 
 
 class PlacedEager(Eager):
-    """Eager kernels that report the current node to the meter."""
+    """The eager kernels of a pass that report the running node to the meter."""
 
     @property
     def place(self) -> Any:
@@ -149,22 +149,22 @@ class PlacedEager(Eager):
         return layer_output
 
     def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
-        for value in self.storages_read[id(frame.scope)]:
-            if value in self.values:
-                self.graph.meter.reclassify(self.values[value].storage.block, "activations")
+        for read_value in self.storages_read[id(frame.scope)]:
+            if read_value in self.values:
+                self.graph.meter.reclassify(self.values[read_value].storage.block, "activations")
         return super().layer_runner(frame, layer_input, layer_output)
 
 
-def _name_and_label(item: Scope | Step) -> tuple[str, str]:
-    return item.name, item.about.get("label", "")
+def _name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
+    return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
+    for nested_value in values:
+        if isinstance(nested_value, Tensor):
+            yield nested_value
+        elif isinstance(nested_value, tuple | list):
+            yield from _tensors(nested_value)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def has_sympy() -> bool:
     return find_spec("sympy") is not None
 
 
-def no_sympy(feature: str) -> MissingExtra:
+def missing_sympy_error(feature: str) -> MissingExtra:
     """Returns the error for a missing sympy, with installation advice."""
     return MissingExtra(feature, "sympy", "explain")
 
@@ -100,8 +100,8 @@ _latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
 """The latest model, by its identity, with its tree in symbols."""
 
 
-def latest_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the tree of `symbolic`, which is kept until another model is asked for.
+def cached_symbolic(spec: ModelSpec) -> Symbolic:
+    """Returns the tree of `symbolic`, from a cache of the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
@@ -153,8 +153,8 @@ def symbolic(spec: ModelSpec) -> Symbolic:
                 labels_by_kind[name],
             )
         depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
-    main = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main, groups), meanings, depths)
+    main_stack = "decoder" if spec.decoder is not None else "encoder"
+    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main_stack, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -193,18 +193,20 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     return symbolic_tree
 
 
-def _formulas_of(value: Any) -> Any:
+def _formulas_of(symbolic_value: Any) -> Any:
     """Replaces symbolic integers by their formulas in a tree, an op or a size."""
-    if isinstance(value, SymbolicInt):
-        return value.formula
-    if isinstance(value, tuple):
-        return tuple(map(_formulas_of, value))
-    if isinstance(value, dict):
-        return {key: _formulas_of(field) for key, field in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        changed_fields = {field.name: _formulas_of(getattr(value, field.name)) for field in fields(value)}
-        return replace(value, **changed_fields)
-    return value
+    if isinstance(symbolic_value, SymbolicInt):
+        return symbolic_value.formula
+    if isinstance(symbolic_value, tuple):
+        return tuple(map(_formulas_of, symbolic_value))
+    if isinstance(symbolic_value, dict):
+        return {key: _formulas_of(field) for key, field in symbolic_value.items()}
+    if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
+        changed_fields = {
+            field.name: _formulas_of(getattr(symbolic_value, field.name)) for field in fields(symbolic_value)
+        }
+        return replace(symbolic_value, **changed_fields)
+    return symbolic_value
 
 
 def with_formulas(spec: ModelSpec) -> ModelSpec:
@@ -230,19 +232,19 @@ def _symbol(name: str) -> Any:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
-def element_bytes() -> Any:
+def bytes_symbol() -> Any:
     """Returns the symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
     return sympy.Symbol(ELEMENT_BYTES, positive=True)
 
 
-def keys() -> Any:
+def keys_symbol() -> Any:
     """Returns the symbol of the number of keys."""
     return _symbol(KEYS)
 
 
-def sequences() -> Any:
+def sequences_symbol() -> Any:
     """Returns the symbol of the number of sequences."""
     return _symbol(SEQUENCES)
 
@@ -303,13 +305,13 @@ def _symbol_changes(
     """Returns field → new value of the parts and sizes in which symbols replace numbers."""
     changes: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
-        value, letter = getattr(part, field), letter_of(field_info)
+        field_value, letter = getattr(part, field), letter_of(field_info)
         if field in kept_fields:
             continue
-        if isinstance(value, Part):
-            changes[field] = _part_with_symbols(value, stack_name, layer, field, size_replacer)
-        elif letter is not None and isinstance(value, int):
-            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, value))
+        if isinstance(field_value, Part):
+            changes[field] = _part_with_symbols(field_value, stack_name, layer, field, size_replacer)
+        elif letter is not None and isinstance(field_value, int):
+            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, field_value))
     return changes
 
 
@@ -339,8 +341,8 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 def _free_symbols(op: Any) -> set[Any]:
     symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
-        value = getattr(op, field.name)
-        for element in value if isinstance(value, tuple) else (value,):
+        op_field = getattr(op, field.name)
+        for element in op_field if isinstance(op_field, tuple) else (op_field,):
             symbols |= getattr(element, "free_symbols", set())
     return symbols
 

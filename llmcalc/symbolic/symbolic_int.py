@@ -86,10 +86,10 @@ def _floor_divide(left: Any, right: Any) -> Any:
     """Computes left // right: the quotient if it is an integer, else its floor."""
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
-    value, remainder = divmod(int(left), int(right))
+    quotient_floor, remainder = divmod(int(left), int(right))
     quotient = formula_of(left) / formula_of(right)
     if remainder:
         import sympy
 
         quotient = sympy.floor(quotient)
-    return SymbolicInt(value, quotient)
+    return SymbolicInt(quotient_floor, quotient)

@@ -43,7 +43,8 @@ from .kernels import (
 
 NO_KERNEL = frozenset(
     {
-        "hold", "keep", "enter", "leave", "also", "mask", "split", "take", "copies", "positions", "vector", "buffer",
+        "hold", "keep", "enter", "leave", "second_output", "mask",
+        "split", "take", "copies", "positions", "vector", "buffer",
         "unread_table", "received", "zeros", "resumed", "carry", "select", "local_mask", "cache",
     }
 )  # fmt: skip

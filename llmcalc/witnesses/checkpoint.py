@@ -87,19 +87,19 @@ def _without_unit_axes(shape: Shape) -> Shape:
 
 def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
-    result, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
+    tensor_match, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
         expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
-            result.buffers.append(tensor)
+            tensor_match.buffers.append(tensor)
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
-    for group in {**expected_by_group, **stored_by_group}:
-        _match_group(expected_by_group[group], stored_by_group[group], result)
-    _match_across_layers(result)
-    _accept_tied_copies(spec, result)
-    return result
+    for group_key in {**expected_by_group, **stored_by_group}:
+        _match_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
+    _match_across_layers(tensor_match)
+    _accept_tied_copies(spec, tensor_match)
+    return tensor_match
 
 
 def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
@@ -113,18 +113,20 @@ def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: TensorMatch) -> None:
+def _match_group(
+    expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
+) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = match_tensors(unmatched_tensors, remaining, result)
+        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
@@ -137,10 +139,10 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
             tensors_by_last_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
-            result.misshapen.append((closest_tensor, tensor))
+            tensor_match.misshapen.append((closest_tensor, tensor))
         else:
-            result.extra.append(tensor)
-    result.missing += [
+            tensor_match.extra.append(tensor)
+    tensor_match.missing += [
         expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.buffer
     ]  # a checkpoint may lack buffers
 
@@ -148,7 +150,9 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
 Unmatched = list[tuple[StoredTensor, Shape]]
 
 
-def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_equal_shapes(
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
@@ -156,7 +160,7 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
     for is_transposed in (False, True):
         for requires_equal_name in (True, False):
             unmatched_tensors: Unmatched = []
-            for tensor, shape in remaining:
+            for tensor, shape in remaining_tensors:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
                 partner = (
                     next(
@@ -175,9 +179,9 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
                 else:
                     expected_tensors.remove(partner)
                     tensors_by_shape[partner.shape].remove(partner)
-                    result.matched += 1
-            remaining = unmatched_tensors
-    return remaining
+                    tensor_match.matched += 1
+            remaining_tensors = unmatched_tensors
+    return remaining_tensors
 
 
 def _transposed_shape(shape: Shape) -> Shape:
@@ -185,42 +189,49 @@ def _transposed_shape(shape: Shape) -> Shape:
     return (*shape[:-2], *shape[-2:][::-1])
 
 
-def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_expert_stacks(
+    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
-    stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
-    shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
+    stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
+    shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for i, (tensor, shape) in enumerate(remaining):
+    for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
-    for stack in stacks:
-        same_shape = [by_shape[shape] for shape in {stack.shape[1:], stack.shape[:0:-1]} if shape in by_shape]
+    for expert_stack in stacks:
+        same_shape = [
+            by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
+        ]
         counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
         for name_words in same_shape:
             counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
             name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
             for name_word, tensor_count in counts.items()
-            if tensor_count == stack.shape[0]
+            if tensor_count == expert_stack.shape[0]
         }
         if matching_words:
             name_word = min(
-                matching_words, key=lambda name_word: (name_word not in stack.node, min(matching_words[name_word]))
+                matching_words,
+                key=lambda name_word: (name_word not in expert_stack.node, min(matching_words[name_word])),
             )
             used_indices.update(matching_words[name_word])
             for name_words in same_shape:
                 name_words.pop(name_word, None)
-            unmatched_tensors.remove(stack)
-            result.matched += 1
-    return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
+            unmatched_tensors.remove(expert_stack)
+            tensor_match.matched += 1
+    return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
-def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_fused(
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_tensors:
         axes = len(shape)
         if axes not in fused_by_shape:
             fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
@@ -230,7 +241,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
         else:
             for tensor_part in fused_tensors:
                 expected_tensors.remove(tensor_part)
-                result.matched += 1
+                tensor_match.matched += 1
             fused_by_shape = {}
     return unmatched_tensors
 
@@ -238,17 +249,17 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
     """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
-    for group in _tensor_groups(unmatched_tensors, axes):
+    for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
-            if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in group}) == 1:
-                first_shape = group[0].shape
+            if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
+                first_shape = sibling_group[0].shape
                 fused_shape = (
                     *first_shape[:axis],
-                    sum(tensor.shape[axis] for tensor in group),
+                    sum(tensor.shape[axis] for tensor in sibling_group),
                     *first_shape[axis + 1 :],
                 )
-                shapes.setdefault(fused_shape, group)
-                shapes.setdefault(_transposed_shape(fused_shape), group)
+                shapes.setdefault(fused_shape, sibling_group)
+                shapes.setdefault(_transposed_shape(fused_shape), sibling_group)
     return shapes
 
 
@@ -259,9 +270,9 @@ def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tup
             tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
                 expected_tensor
             )  # vectors are only compared by size
-    for members in tensors_by_parent.values():
+    for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
-            yield from combinations(members[:8], group_size)
+            yield from combinations(sibling_tensors[:8], group_size)
 
 
 def _last_word(name: str) -> str:
@@ -279,20 +290,20 @@ def _same_name(node: str, name: str) -> bool:
     return node.rpartition(".")[2] in name.split(".")
 
 
-def _match_across_layers(result: TensorMatch) -> None:
+def _match_across_layers(tensor_match: TensorMatch) -> None:
     """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {
         (expected_tensor.shape, name_word)
-        for expected_tensor in result.missing
+        for expected_tensor in tensor_match.missing
         for name_word in _words_of_node(expected_tensor)
     }
     shapes = {shape for shape, _ in missing_words}
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
         deque
     )  # shape, word, stack → indices of extra tensors
-    for i, tensor in enumerate(result.extra):
+    for i, tensor in enumerate(tensor_match.extra):
         shape = _without_unit_axes(tensor.shape)
         if shape in shapes:
             tensor_stack = _stack_in_name(tensor.name)
@@ -301,7 +312,7 @@ def _match_across_layers(result: TensorMatch) -> None:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
     unmatched_tensors: list[Expected] = []
     used_indices: set[int] = set()
-    for expected_tensor in result.missing:
+    for expected_tensor in tensor_match.missing:
         tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
         for name_word in _words_of_node(expected_tensor):
@@ -314,9 +325,9 @@ def _match_across_layers(result: TensorMatch) -> None:
             unmatched_tensors.append(expected_tensor)
             continue
         used_indices.add(min(candidates))
-        result.matched += 1
-    result.missing = unmatched_tensors
-    result.extra = [tensor for i, tensor in enumerate(result.extra) if i not in used_indices]
+        tensor_match.matched += 1
+    tensor_match.missing = unmatched_tensors
+    tensor_match.extra = [tensor for i, tensor in enumerate(tensor_match.extra) if i not in used_indices]
 
 
 _WORDS = re.compile(r"[._]")
@@ -334,10 +345,10 @@ def _stack_in_name(name: str) -> str:
     return stack_names[0] if stack_names else ""
 
 
-def _accept_tied_copies(spec: ModelSpec, result: TensorMatch) -> None:
+def _accept_tied_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
     """Accepts a stored output head as a second copy of a tied embedding."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    result.stored_again += [tensor for tensor in result.extra if tensor.shape == head_shape]
-    result.extra = [tensor for tensor in result.extra if tensor.shape != head_shape]
+    tensor_match.stored_again += [tensor for tensor in tensor_match.extra if tensor.shape == head_shape]
+    tensor_match.extra = [tensor for tensor in tensor_match.extra if tensor.shape != head_shape]

@@ -175,21 +175,21 @@ def compare_nodes(
             continue
         expected_count = closed_form(node_position)
         paths = module_paths(node_position)
-        readings = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
-        yield from check_repeats(node_position.path or tree.name, quantity, expected_count, readings, witness)
+        counts_by_path = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
+        yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
 
 
 def check_repeats(
-    node: str, quantity: str, expected_count: int, readings: Mapping[str, int | None], witness: str
+    node: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
-    readings: path of a repeat → its measurement.
+    counts_by_path: path of a repeat → its measurement.
     """
     differing_readings = {
-        path: measured_count for path, measured_count in readings.items() if measured_count != expected_count
+        path: measured_count for path, measured_count in counts_by_path.items() if measured_count != expected_count
     }
-    if differing_readings and len(readings) > 1 and len(differing_readings) < len(readings):
+    if differing_readings and len(counts_by_path) > 1 and len(differing_readings) < len(counts_by_path):
         for path, measured_count in differing_readings.items():
             yield Check(path, quantity, expected_count, measured_count, witness)
     else:
@@ -205,16 +205,16 @@ def check_repeats(
 def module_paths(node_position: Place) -> list[str]:
     """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = node_position.node
-    if node_position.above is None:
+    if node_position.parent is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
         f"{parent_path}.{name}" if parent_path else name
-        for parent_path in module_paths(node_position.above)
+        for parent_path in module_paths(node_position.parent)
         for name in names
     ]
 
 
-def without_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
+def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
     """Removes checks of two zeros, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

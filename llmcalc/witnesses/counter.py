@@ -57,17 +57,17 @@ _KNOWN: dict[Hashable, int] = {}
 def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
     """Caches an operation's FLOPs by shapes on the meta device."""
 
-    def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shapes = key_of((*args, *kwargs.items()))
-        key = op, shapes
-        if shapes is not None and key in _KNOWN:
-            return _KNOWN[key]
-        value = formula(*args, out_val=out_val, **kwargs)
+        shapes_key = op, shapes
+        if shapes is not None and shapes_key in _KNOWN:
+            return _KNOWN[shapes_key]
+        counted_flops = formula(*args, out_val=out_val, **kwargs)
         if shapes is not None:
-            _KNOWN[key] = value
-        return value
+            _KNOWN[shapes_key] = counted_flops
+        return counted_flops
 
-    return flops
+    return cached_flops
 
 
 def convolution_backward(

@@ -105,27 +105,19 @@ class CpuEvents:
     def scratch_bytes(self) -> dict[str, int]:
         """The bytes of the largest scratch block by kernel."""
         largest_bytes: dict[str, int] = {}
-        for _, block, _ in self.moments:
-            if block.is_scratch:
-                largest_bytes[block.kernel] = max(largest_bytes.get(block.kernel, 0), block.size)
+        for _, memory_block, _ in self.moments:
+            if memory_block.is_scratch:
+                largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def allocated_sizes(self, phase: str) -> list[int]:
-        """Returns the sorted sizes in bytes of the counted blocks that a pass allocates."""
-        return sorted(
-            block.size
-            for sign, block, moment_phase in self.moments
-            if sign > 0 and moment_phase == phase and block.is_counted
-        )
-
-    def pass_bytes(self, counts: Callable[[Block], bool] = lambda block: block.is_counted) -> PassBytes:
+    def pass_bytes(self, counts: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
         """Returns the bytes of both passes.
 
         counts: whether a block counts; default blocks that the simulator counts.
         """
         live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
-        for sign, block, phase in self.moments:
-            live_now += sign * block.size * counts(block)
+        for event_sign, memory_block, phase in self.moments:
+            live_now += event_sign * memory_block.size * counts(memory_block)
             peaks[phase] = max(peaks[phase], live_now)
             bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
@@ -142,23 +134,25 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
     profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
-    events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
+    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
     for event, operations in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
         names = (operation.name for operation in operations)
         phase = next((name for name in names if name in (FORWARD, BACKWARD)), phase)
-        kernel = kernel_of(operations)
+        kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
-            block = Block(byte_count, "" if kernel is None else kernel.name)
-            blocks[pointer] = block, kernel
-            events.moments.append(Moment(1, block, phase))
-        elif pointer in blocks:
-            block, allocator = blocks.pop(pointer)
-            block.is_scratch = allocator is not None and kernel is not None and allocator.id == kernel.id
-            events.moments.append(Moment(-1, block, phase))
+            memory_block = Block(byte_count, "" if kernel_event is None else kernel_event.name)
+            blocks_by_pointer[pointer] = memory_block, kernel_event
+            events.moments.append(Moment(1, memory_block, phase))
+        elif pointer in blocks_by_pointer:
+            memory_block, allocator = blocks_by_pointer.pop(pointer)
+            memory_block.is_scratch = (
+                allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
+            )
+            events.moments.append(Moment(-1, memory_block, phase))
     return events
 
 

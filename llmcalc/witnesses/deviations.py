@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
 from ..ops import KVCache, Op
 from ..sources.huggingface.family import Deviation
@@ -27,7 +27,7 @@ COMMON_DEVIATIONS = (
         "sliding cache",
         "a sliding or chunked layer's cache keeps one token less than its window",
         "cache_bytes",
-        follow=_without_last_token,
+        class_op=_without_last_token,
     ),
 )
 """The deviations of every class."""
@@ -35,9 +35,9 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
-    replacements = [deviation.follow for deviation in _deviations_of(model_type, quantity, spec)]
+    replacements = [deviation.class_op for deviation in _deviations_of(model_type, quantity, spec)]
 
-    def changed_cost(op_use: Use) -> Any:
+    def changed_cost(op_use: OpUse) -> Any:
         op = op_use.op
         for replace_op in replacements:
             op = replace_op(op)
@@ -55,23 +55,27 @@ def class_total(
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
-    count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
-    return count + sum(deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec))
+    class_count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
+    return class_count + sum(
+        deviation.further_quantity(spec) for deviation in _deviations_of(model_type, quantity, spec)
+    )
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns path of a node → amount by which the classes exceed the count of the node's subtree."""
-    additions = {
-        deviation.at: deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec) if deviation.at
+    counts_by_path = {
+        deviation.node_path: deviation.further_quantity(spec)
+        for deviation in _deviations_of(model_type, quantity, spec)
+        if deviation.node_path
     }
     return lambda path: sum(
-        addition
-        for deviating_path, addition in additions.items()
+        added_count
+        for deviating_path, added_count in counts_by_path.items()
         if deviating_path == path or deviating_path.startswith(f"{path}.")
     )
 
 
 def _deviations_of(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
-    family = family_of_class(model_type)
-    candidates = COMMON_DEVIATIONS if family is None else (*COMMON_DEVIATIONS, *family.deviations)
-    return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.when(spec)]
+    model_family = family_of_class(model_type)
+    candidates = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
+    return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.applies_to(spec)]

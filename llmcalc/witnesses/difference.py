@@ -28,12 +28,12 @@ def sizes_of(spec: ModelSpec) -> Sizes:
     return tuple(dict.fromkeys(_sizes_below(spec)))
 
 
-def _sizes_below(part: Part) -> Iterator[tuple[str, int]]:
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
-        if isinstance(value, int) and value > 1 and letter_of(field) is not None:
-            yield name, value
-        field_values = value.values() if isinstance(value, dict) and name != "towers" else (value,)
+def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
+    for name, field in type(spec_part).model_fields.items():
+        field_size = getattr(spec_part, name)
+        if isinstance(field_size, int) and field_size > 1 and letter_of(field) is not None:
+            yield name, field_size
+        field_values = field_size.values() if isinstance(field_size, dict) and name != "towers" else (field_size,)
         for field_value in field_values:
             if isinstance(field_value, Part):
                 yield from _sizes_below(field_value)
@@ -42,13 +42,13 @@ def _sizes_below(part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
-    equal_names = [name for name, value in model_sizes if value == absolute_difference]
-    large_sizes = [(name, value) for name, value in model_sizes if value >= LEAST]
+    equal_names = [name for name, size in model_sizes if size == absolute_difference]
+    large_sizes = [(name, size) for name, size in model_sizes if size >= LEAST]
     multiples = [
-        f"{multiple} × {name}"
-        for name, value in large_sizes
-        for multiple in range(2, MOST_MULTIPLE + 1)
-        if multiple * value == absolute_difference
+        f"{factor} × {name}"
+        for name, size in large_sizes
+        for factor in range(2, MOST_MULTIPLE + 1)
+        if factor * size == absolute_difference
     ]
     size_products = [
         f"{first_name} × {second_name}"

@@ -96,8 +96,8 @@ class Cuda:
         )
 
     def outside_bytes(self) -> int:
-        free_bytes_now, total = torch.cuda.mem_get_info()
-        return int(total - free_bytes_now - torch.cuda.memory_reserved())
+        free_bytes_now, device_total = torch.cuda.mem_get_info()
+        return int(device_total - free_bytes_now - torch.cuda.memory_reserved())
 
 
 @dataclass
@@ -122,9 +122,9 @@ class MeasuredMemory:
     def record_peaks(self, phase: str, statistics: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
-        for name, value in zip(peaks, statistics[1:], strict=True):
-            peaks[name] = max(peaks[name], value)
-            setattr(self, name, max(getattr(self, name), value))
+        for statistic_name, peak_bytes in zip(peaks, statistics[1:], strict=True):
+            peaks[statistic_name] = max(peaks[statistic_name], peak_bytes)
+            setattr(self, statistic_name, max(getattr(self, statistic_name), peak_bytes))
         self.after_step_bytes = statistics.allocated
 
     def data(self) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         statistics.reset_peaks()
 
     if isinstance(training_run, Training):
-        loop = TrainingLoop(spec, training_run, statistics.device)
+        training_loop = TrainingLoop(spec, training_run, statistics.device)
         statistics.empty()
         record_phase("set-up")
         for _ in range(STEPS):
-            loop.step(record_phase)
+            training_loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
     shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
@@ -200,8 +200,11 @@ def compare_on_gpu(
     """
     comparison = MemoryComparison(info={"runs_measured": []})
     if statistics is None:
-        comparison.info |= {"device": (facts := device_facts()), "environment": (variables := allocator_variables())}
-        statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
+        comparison.info |= {
+            "device": (gpu_facts := device_facts()),
+            "environment": (allocator_settings := allocator_variables()),
+        }
+        statistics, runtime = Cuda(), runtime_of_facts(gpu_facts, allocator_settings)
     runtime = Runtime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
@@ -261,10 +264,15 @@ def device_facts() -> dict[str, Any]:
     }
 
 
-def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the CUDA runtime of a measured GPU. facts, variables: from `device_facts` and `allocator_variables`."""
-    major = int(facts["compute_capability"].partition(".")[0])
-    config = variables.get("CUBLAS_WORKSPACE_CONFIG")
-    workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
-    expandable = any("expandable_segments:True" in variables.get(name, "") for name in VARIABLES[1:])
+def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> Runtime:
+    """Returns the CUDA runtime of a measured GPU.
+
+    gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.
+    """
+    major_version = int(gpu_facts["compute_capability"].partition(".")[0])
+    config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
+    workspace = (
+        (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
+    )
+    expandable = any("expandable_segments:True" in allocator_settings.get(name, "") for name in VARIABLES[1:])
     return Runtime(workspace, expandable=expandable)

@@ -76,7 +76,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU; elsewhere zeros, which route all rows to the same experts."""
+    """Returns random token ids on a GPU, and elsewhere zeros, which route all rows to the same experts."""
     return measure.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
@@ -109,7 +109,9 @@ class TrainingLoop:
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights: list[Tensor] = self._parameters_in_order()
-        self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
+        self.updated: list[Tensor] = (
+            [parameter.detach().float() for parameter in self.weights] if training.master else self.weights
+        )
         matrices = layer_matrices(self.module)
         parameters = [
             (updated_tensor, id(weight) in matrices)
@@ -127,14 +129,14 @@ class TrainingLoop:
         }
         simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         simulated_run.set_up()
-        keys = (
-            ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")
-            for key, _ in simulated_run.lowering.parameters
+        simulated_keys = (
+            ".".join(str(key_part).strip(".") for key_part in parameter_key[1:] if key_part != "")
+            for parameter_key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
             parameters_by_name.pop(name)
-            for key in keys
-            for name in (key, f"{key}.weight", f"{key}.bias")
+            for parameter_key in simulated_keys
+            for name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
             if name in parameters_by_name
         ]
         return [*ordered_parameters, *parameters_by_name.values()]
@@ -149,7 +151,7 @@ class TrainingLoop:
         """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
         for _ in range(self.training.microbatches):
             self.micro_batch(phase_callback)
-        self._update()
+        self._update_parameters()
         phase_callback("step", None)
 
     def micro_batch(self, on_phase: PhaseCallback) -> None:
@@ -178,7 +180,7 @@ class TrainingLoop:
             )
         return loss
 
-    def _update(self) -> None:
+    def _update_parameters(self) -> None:
         if self.training.master:
             for updated_copy, weight in zip(self.updated, self.weights, strict=True):
                 updated_copy.grad = None if weight.grad is None else weight.grad.float()
@@ -259,7 +261,7 @@ class InferencePasses:
         seq = self.inference.seq
         chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
         for past in range(0, seq, chunk):
-            self._run(min(chunk, seq - past), past, last_only=self.store is not None)
+            self._run_pass(min(chunk, seq - past), past, last_only=self.store is not None)
 
     def cache_of(self, shapes: CacheShapes) -> None:
         """Creates the cache of a prompt. shapes: the shapes of the cache's tensors."""
@@ -274,9 +276,9 @@ class InferencePasses:
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self._run(1, self.inference.seq, last_only=False)
+        self._run_pass(1, self.inference.seq, last_only=False)
 
-    def _run(self, tokens: int, past: int, last_only: bool) -> None:
+    def _run_pass(self, tokens: int, past: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None

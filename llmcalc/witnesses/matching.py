@@ -25,9 +25,11 @@ def compare_modules(
     """
     for node_positions in _group_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(node_positions[0])
-        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured_by_path) for path in paths}
+        counts_by_path: dict[str, int | None] = {
+            path: modules_of_nodes[path].measured(measured_by_path) for path in paths
+        }
         yield from check_repeats(
-            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), readings, witness
+            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
         )
 
 
@@ -56,7 +58,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups nodes by matched modules of the class; a part of a module is a separate group.
+    """Groups nodes by matched modules of the class. A part of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
@@ -67,9 +69,9 @@ def _group_by_modules(
             continue
         node_modules = [modules_of_nodes[path] for path in paths]
         is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
-        group[:] = [
-            grouped_place for grouped_place in group if not node_position.path.startswith(f"{grouped_place.path}.")
+        node_group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        node_group[:] = [
+            grouped_place for grouped_place in node_group if not node_position.path.startswith(f"{grouped_place.path}.")
         ] + [node_position]
     return groups.values()
 

@@ -53,39 +53,41 @@ def encoder_input(
     return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
-def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sum_upwards(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
-    totals = {"": 0}
-    for path, value in values:
-        totals[""] += value
+    summed_counts = {"": 0}
+    for path, own_count in own_counts:
+        summed_counts[""] += own_count
         while path:
-            totals[path] = totals.get(path, 0) + value
+            summed_counts[path] = summed_counts.get(path, 0) + own_count
             path = path.rpartition(".")[0]
-    return totals
+    return summed_counts
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by module path; a shared parameter counts in its first module."""
+    """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module path; a shared parameter belongs to the first of `listed_modules`."""
-    rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
+    """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
+    position_by_path = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
-    def place(name: str) -> int:
+    def list_position(name: str) -> int:
         """Returns the index in `listed_modules` of the innermost listed module of a name."""
-        while name and name not in rank:
+        while name and name not in position_by_path:
             name = name.rpartition(".")[0]
-        return rank.get(name, len(rank))
+        return position_by_path.get(name, len(position_by_path))
 
     names: dict[int, list[str]] = {}
     elements_by_id: dict[int, int] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         elements_by_id[id(parameter)] = parameter.numel()
-    return _sum_upwards((min(aliases, key=place), elements_by_id[key]) for key, aliases in names.items())
+    return _sum_upwards(
+        (min(aliases, key=list_position), elements_by_id[path_and_name]) for path_and_name, aliases in names.items()
+    )
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
@@ -109,9 +111,9 @@ def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> di
     """
     completed_values = dict(measured_values)
     for path, measured_path in repeats.items():
-        for name, value in measured_values.items():
+        for name, measured_count in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed_values[path + name[len(measured_path) :]] = value
+                completed_values[path + name[len(measured_path) :]] = measured_count
         parent_path = path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
@@ -125,20 +127,20 @@ def module_names(module: nn.Module) -> frozenset[str]:
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all parameters; a shared parameter is listed under every name."""
+    """Returns the paths of all parameters. A shared parameter is listed under every name."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict without matrix multiplications."""
-    out: dict[str, int] = {}
+    path_flops: dict[str, int] = {}
     for name, flops_by_operation in counter.get_flop_counts().items():
-        total = sum(flops_by_operation.values())
+        operation_flops = sum(flops_by_operation.values())
         if name == "Global":
-            out[""] = total
+            path_flops[""] = operation_flops
         elif name.startswith(root + "."):
-            out[name[len(root) + 1 :]] = total
-    return out
+            path_flops[name[len(root) + 1 :]] = operation_flops
+    return path_flops
 
 
 def count_flops(
@@ -182,28 +184,28 @@ class BackwardOwners:
         self.handles: list[Any] = []
         for name, child in module.named_modules():
             if name:
-                self.handles.append(child.register_forward_pre_hook(self._enter(name), with_kwargs=True))
-                self.handles.append(child.register_forward_hook(self._leave))
+                self.handles.append(child.register_forward_pre_hook(self._enter_module(name), with_kwargs=True))
+                self.handles.append(child.register_forward_hook(self._leave_module))
 
-    def _enter(self, name: str) -> Callable[..., None]:
+    def _enter_module(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._assign_owner((args, kwargs), self.stack[-1])
             self.stack.append(name)
 
         return hook
 
-    def _leave(self, _: nn.Module, args: Any, output: Any) -> None:
+    def _leave_module(self, _: nn.Module, args: Any, output: Any) -> None:
         self._assign_owner(output, self.stack.pop())
 
-    def _assign_owner(self, values: Any, path: str) -> None:
+    def _assign_owner(self, output_tensors: Any, path: str) -> None:
         """Assigns the autograd nodes of these tensors to the module at `path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
 
         pending_nodes = [
-            value.grad_fn
-            for value in tree_leaves(values)
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None
+            output_tensor.grad_fn
+            for output_tensor in tree_leaves(output_tensors)
+            if isinstance(output_tensor, torch.Tensor) and output_tensor.grad_fn is not None
         ]
         while pending_nodes:
             node = pending_nodes.pop()
@@ -211,33 +213,33 @@ class BackwardOwners:
                 self.owner[node] = path
                 pending_nodes += [next_node for next_node, _ in node.next_functions if next_node is not None]
 
-    def backward(self, outputs: list[Tensor], total: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
-        for handle in self.handles:
-            handle.remove()
+    def backward(self, outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
+        """Runs the backward pass of the sum of all outputs. count_so_far: returns the FLOPs counted so far."""
+        for hook_handle in self.handles:
+            hook_handle.remove()
         self._assign_owner(outputs, "")
-        loss: Any = sum(out.float().sum() for out in outputs)
+        loss: Any = sum(output.float().sum() for output in outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, bytes_before = "", total()
+        running_path, bytes_before = "", count_so_far()
 
-        def settle(next_path: str) -> None:
+        def count_for_owner(next_path: str) -> None:
             nonlocal running_path, bytes_before
-            current_bytes = total()
+            current_bytes = count_so_far()
             flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
             running_path, bytes_before = next_path, current_bytes
 
         for node, path in self.owner.items():
-            node.register_prehook(lambda _, path=path: settle(path))
+            node.register_prehook(lambda _, path=path: count_for_owner(path))
         loss.backward()
-        settle("")
+        count_for_owner("")
         self.owner.clear()
         return _sum_upwards(flops_by_owner.items())
 
 
-def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path; a view of a longer storage counts as its elements."""
+def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
+    """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
-        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()
+        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in stored_cache.items()
     )
     return _sum_upwards(elements_by_id)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..flow.tree import spans
+from ..flow.tree import index_ranges
 from ..sources.huggingface.drafts import CLASSES, as_draft
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
-from ..sources.huggingface.registry import kind_of_class, usual_name
+from ..sources.huggingface.registry import type_of_class_name, usual_name
 from .measure import parameters
 from .transformers import build, require_transformers
 from .witness import witness_of
@@ -51,11 +51,11 @@ def measure_config(path: Path) -> tuple[str, ModuleSize]:
         raise InputError(
             f"{path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
-    model_type = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
+    model_type = config_file.get("model_type") or type_of_class_name(architecture_of(config_file))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
     config = {**config_file, "model_type": model_type}
-    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(model_type)):
+    if type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(path, model_type, "auto_map" in config_file)
     try:
@@ -81,7 +81,7 @@ def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
 
 
 def measured_tree(module: nn.Module) -> ModuleSize:
-    """Returns a tree of parameters by module; a shared parameter counts in its first module."""
+    """Returns a tree of parameters by module. A shared parameter counts in its first module."""
     parameters_by_path = parameters(module)
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
@@ -104,16 +104,16 @@ def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
             indices_of_equal.setdefault((child.params, child.children), []).append(int(child.name))
     named_children = [child for child in children if not child.name.isdigit()]
     return [
-        ModuleSize(spans(indices), params, len(indices), grandchildren)
+        ModuleSize(index_ranges(indices), params, len(indices), grandchildren)
         for (params, grandchildren), indices in indices_of_equal.items()
     ] + named_children
 
 
 def module_data(tree: ModuleSize) -> dict[str, Any]:
     """Returns a module tree's parameters as nested dicts."""
-    out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
+    module_document: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
-        out |= {"repeat": tree.repeat, "params_each": tree.params}
+        module_document |= {"repeat": tree.repeat, "params_each": tree.params}
     if tree.children:
-        out["children"] = [module_data(child) for child in tree.children]
-    return out
+        module_document["children"] = [module_data(child) for child in tree.children]
+    return module_document

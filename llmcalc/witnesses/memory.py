@@ -80,12 +80,12 @@ class MemoryComparison:
 
     def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns the verdict with the checks of memory added."""
-        info = {"runs": self.runs, "left_out": self.left_out, **self.info}
+        verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
             checks=[*verdict.checks, *self.checks],
             seconds=verdict.seconds + seconds,
-            info=verdict.info | {"memory": info},
+            info=verdict.info | {"memory": verdict_info},
         )
 
 
@@ -157,17 +157,21 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes by quantity of a run that is not on a GPU."""
-    run = configured_run(spec, settings)
-    run = replace(run, choices=replace(run.choices, multiprocessors=0))
-    return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
+    configured = configured_run(spec, settings)
+    configured = replace(configured, choices=replace(configured.choices, multiprocessors=0))
+    return (
+        simulate_steps(spec, configured).named()
+        if isinstance(configured, Training)
+        else simulate_pass(spec, configured).named(configured.phase)
+    )
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes by quantity, measured with torch."""
-    run = configured_run(spec, settings)
-    if isinstance(run, Training):
-        return measure_steps(spec, run, device).named()
-    return measure_pass(spec, run, device).named(run.phase)
+    configured = configured_run(spec, settings)
+    if isinstance(configured, Training):
+        return measure_steps(spec, configured, device).named()
+    return measure_pass(spec, configured, device).named(configured.phase)
 
 
 def reference_settings(settings: Settings) -> Settings:
@@ -207,20 +211,26 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
     """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
-    recurrent = _recurrent_module(spec)
-    if recurrent:
-        return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
+    recurrent_path = _recurrent_module(spec)
+    if recurrent_path:
+        return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    memory_use, run = memory(spec, settings).states, configured_run(spec, settings)
-    drops = {} if spec.dropout is None else spec.dropout.probabilities()
-    if isinstance(run, Training) and run.choices.attention == "sdpa-math" and "attention" in drops:
+    memory_use, configured = memory(spec, settings).states, configured_run(spec, settings)
+    dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
+    if (
+        isinstance(configured, Training)
+        and configured.choices.attention == "sdpa-math"
+        and "attention" in dropout_places
+    ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
-    if device == "cuda" and run.choices.attention == "flash" and _values_differ_in_size(spec):
+    if device == "cuda" and configured.choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
-    if isinstance(run, Inference):
-        return next(reason for applies, reason in _inference_limits(memory_use, run, device) if applies)
-    return next(reason for applies, reason in _training_limits(run, device) if applies)
+    if isinstance(configured, Inference):
+        return next(
+            reason for reason_applies, reason in _inference_limits(memory_use, configured, device) if reason_applies
+        )
+    return next(reason for reason_applies, reason in _training_limits(configured, device) if reason_applies)
 
 
 def _recurrent_module(spec: ModelSpec) -> str:
@@ -313,7 +323,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns the bytes by quantity; for the first step only the peak."""
+        """Returns the bytes by quantity, for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -345,22 +355,22 @@ class InferenceBytes(NamedTuple):
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps with a dispatch mode's counting. step_count: 2, or 1 for the first step only."""
     meter = Meter()
-    run = TrainingRun(spec, training, memory_meter=meter)
-    run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
-    run.set_up()
+    training_run = TrainingRun(spec, training, memory_meter=meter)
+    training_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    training_run.set_up()
     set_up, steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            run.next_batch()
-            loss = run.forward()
+            training_run.next_batch()
+            loss = training_run.forward()
             live_bytes = meter.now
-            saved_bytes = _saved_bytes(run, loss)
-            run.backward(loss)
+            saved_bytes = _saved_bytes(training_run, loss)
+            training_run.backward(loss)
             del loss
-        run.update()
-        run.zero_grad()
+        training_run.update()
+        training_run.zero_grad()
         steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
@@ -370,32 +380,34 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 
     They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
     """
-    meter, sums = Meter(), GradientSums()
-    run = TrainingRun(spec, training, memory_meter=meter)
+    meter, gradient_sums = Meter(), GradientSums()
+    training_run = TrainingRun(spec, training, memory_meter=meter)
 
-    def add(byte_count: Number, in_place: bool) -> None:
-        nonlocal sums
-        sums = sums.with_sum(byte_count, in_place)
+    def add_sum(byte_count: Number, in_place: bool) -> None:
+        nonlocal gradient_sums
+        gradient_sums = gradient_sums.with_sum(byte_count, in_place)
 
-    run.set_up()
+    training_run.set_up()
     weights = meter.by_kind["weights"]
-    run.next_batch()
-    run.graph.on_sum = add
-    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(run))
+    training_run.next_batch()
+    training_run.graph.on_sum = add_sum
+    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     meter.peaks = {}
-    run.next_batch()
-    loss = run.forward()
+    training_run.next_batch()
+    loss = training_run.forward()
     live_bytes = meter.now - bytes_before
-    run.backward(loss)
+    training_run.backward(loss)
     peaks = peaks_by_phase(meter)
     passes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
-    return _event_quantities(passes, sums) | {WEIGHTS: weights}
+    return _event_quantities(passes, gradient_sums) | {WEIGHTS: weights}
 
 
-def _input_tensors(run: TrainingRun) -> list[Any]:
+def _input_tensors(training_run: TrainingRun) -> list[Any]:
     """Returns the input tensors of a batch, one per storage."""
     tensors_by_storage = {
-        id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
+        id(tensor.storage): tensor
+        for tensor in (*training_run.lowering.inputs.values(), training_run.labels)
+        if tensor is not None
     }
     return list(tensors_by_storage.values())
 
@@ -410,16 +422,18 @@ def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[st
     }
 
 
-def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
+def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
-    if run.training.recompute is not NONE:
+    if training_run.training.recompute is not NONE:
         return None
-    input_storages = {id(item.storage) for item in _input_tensors(run)}
+    input_storages = {id(tensor.storage) for tensor in _input_tensors(training_run)}
     storages = [
-        item for item in saved_storages(loss) if item.block.kind != "weights" and id(item) not in input_storages
+        tensor_storage
+        for tensor_storage in saved_storages(loss)
+        if tensor_storage.block.kind != "weights" and id(tensor_storage) not in input_storages
     ]
-    total: int = sum(item.bytes for item in storages)
-    return total
+    saved_total: int = sum(tensor_storage.bytes for tensor_storage in storages)
+    return saved_total
 
 
 def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
@@ -489,7 +503,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     with torch.no_grad(), variants.kernel_context(training.choices):
         loop.loss()  # creates objects that are created once
     with (
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):
         phase_context.enter_context(record_function(FORWARD))
@@ -500,7 +514,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
                 phase_context.enter_context(record_function(BACKWARD))
 
         loop.micro_batch(record_phase)
-    events = read_events(run)
+    events = read_events(profiler)
     return _event_quantities(events.pass_bytes(), events.sums)
 
 

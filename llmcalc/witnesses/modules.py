@@ -1,5 +1,6 @@
-"""Finds the modules of a `transformers` class that correspond to the nodes of the tree; their names differ from those
-of the reference.
+"""Finds the modules of a `transformers` class that correspond to the nodes of the model's tree.
+
+The names of these modules differ from those of the reference.
 
 The names are data: `USUAL` in `flow/module_names` for names that most classes share, and `Family.modules` for those of
 one family. Nodes are found from the top down, by name and never by number or size: below the modules of the parent
@@ -49,19 +50,31 @@ TOWERS = "towers."
 
 
 def find_modules_of_nodes(
-    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context_modules: Modules | None = None
+    tree: Node,
+    paths: frozenset[str],
+    model_kind: str,
+    base_path: str,
+    names: Modules,
+    context_modules: Modules | None = None,
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
     paths: the paths of the class's modules and tensors.
-    kind: the kind of the spec.
-    base: the path of the model without a head.
+    model_kind: the kind of the spec.
+    base_path: the path of the model without a head.
     names: the module names of its family.
     context_modules: the module names of the wrapper around it; none by default.
     """
-    towers = {key[len(TOWERS) :]: name for key, name in (context_modules or names).items() if key.startswith(TOWERS)}
-    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).tower_nodes(tree, base)
-    return {**dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, kind, base)), **dict(tower_modules)}
+    towers = {
+        tower_key[len(TOWERS) :]: name
+        for tower_key, name in (context_modules or names).items()
+        if tower_key.startswith(TOWERS)
+    }
+    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).tower_nodes(tree, base_path)
+    return {
+        **dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, model_kind, base_path)),
+        **dict(tower_modules),
+    }
 
 
 @dataclass(frozen=True)
@@ -71,102 +84,115 @@ class _Search:
     family_names: Modules
     """Of the family: they come before the usual ones."""
 
-    def all_nodes(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first_existing(self.names[""], (base,)) or NodeModules((base,))
-        roots = tuple(dict.fromkeys((*text_model.modules, base, "")))
-        stacks_by_name = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+    def all_nodes(self, tree: Node, model_kind: str, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+        text_model = self._first_existing(self.names[""], (base_path,)) or NodeModules((base_path,))
+        root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
+        stacks_by_name = {
+            child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
+        }
         other_nodes = [
             child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
-            yield from self._stack("", other_nodes, roots)
+            yield from self._modules_of_stack("", other_nodes, root_modules)
             for name, stack in stacks_by_name.items():
-                yield from self._stack(f"{name}.", stack.children, self._side_modules(name, roots))
+                yield from self._modules_of_stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
         else:
-            yield from self._stack("", other_nodes, self._side_modules(kind, roots))
+            yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
-    def tower_nodes(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
+    def tower_nodes(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
-        roots = (base, _join_path(base, "encoder"), "")
+        root_modules = (base_path, _join_path(base_path, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
-                tower_modules = self._search_names(tower, roots, roots, (tower.name,))
+                tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
-                    yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
+                    yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
-    def _side_modules(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_modules(self, name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
-        side_modules = self._first_existing(self.names.get(name, name), roots)
-        return roots if side_modules is None else (*side_modules.modules, *roots)
+        side_modules = self._first_existing(self.names.get(name, name), root_modules)
+        return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
-    def _stack(
-        self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]
+    def _modules_of_stack(
+        self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
         for child in children:
             if child.name != "layers":
-                keys = (f"{stack_name}{child.name}", child.name)
-                yield from self._find_below_node(f"{prefix}{child.name}", child, roots, roots, keys)
+                table_keys = (f"{stack_name}{child.name}", child.name)
+                yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
         layers = [child for child in children if child.name == "layers"]
-        modules = self._layers(stack_name, layers, roots)
+        modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
                     layer_modules = modules[i]
                     yield f"{prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
-                        keys = (f"{stack_name}{sublayer.name}", sublayer.name)
+                        table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, keys
+                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
                         )
 
-    def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    def _modules_of_layers(
+        self, stack_name: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+    ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, from the list whose length is the number of layers with parameters.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
         """
-        together, modules = [], dict[int, tuple[str, ...]]()
+        repeated_modules, modules = [], dict[int, tuple[str, ...]]()
         for layer in layers:
-            key = f"{stack_name}layers.{layer.label}"
-            if key in self.family_names:
-                modules |= self._layers_in_list(key, [layer], roots)
+            list_key = f"{stack_name}layers.{layer.label}"
+            if list_key in self.family_names:
+                modules |= self._modules_of_layers_in_list(list_key, [layer], root_modules)
             else:
-                together.append(layer)
-        return modules | self._layers_in_list(f"{stack_name}layers", together, roots)
+                repeated_modules.append(layer)
+        return modules | self._modules_of_layers_in_list(f"{stack_name}layers", repeated_modules, root_modules)
 
-    def _layers_in_list(self, key: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    def _modules_of_layers_in_list(
+        self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+    ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, for layers whose list has the given key in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.family_names.get(key, self.names["layers"]).split(" | "):
-            for root in roots:
-                module_lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
+        for name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
+            for root in root_modules:
+                module_lists = [self._modules_of_lists(root, side_module) for side_module in name.split(" & ")]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
-    def _modules_of_lists(self, root: str, lists: str) -> list[str]:
+    def _modules_of_lists(self, root: str, list_names: str) -> list[str]:
         """Returns the modules of one or several consecutive `ModuleList`s."""
-        patterns = [pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in lists.split(" + ")]
+        patterns = [
+            pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
+        ]
         return [module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))]
 
     def _find_below_node(
-        self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
+        self,
+        path: str,
+        node: Node,
+        parents: tuple[str, ...],
+        outer_modules: tuple[str, ...],
+        table_keys: tuple[str, ...],
     ) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of a node and of all descendants.
 
         parents: the modules of its parent.
         outer_modules: the modules of its layer, or of the stack outside of layers.
-        keys: its path in the layer, and every suffix of that path.
+        table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_names(node, parents, outer_modules, keys)
+        node_modules = self._search_names(node, parents, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            has_open_name = any(self.names.get(key) == "" for key in keys)
+            has_open_name = any(self.names.get(table_key) == "" for table_key in table_keys)
             paths_and_modules = [(path, parents if has_open_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield path, node_modules
@@ -176,19 +202,19 @@ class _Search:
             yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child in node.children:
-                deeper_names = (*(f"{key}.{child.name}" for key in keys), child.name)
+                deeper_names = (*(f"{table_key}.{child.name}" for table_key in table_keys), child.name)
                 yield from self._find_below_node(
                     f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper_names
                 )
 
     def _search_names(
-        self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
+        self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
         for names in (self.family_names, self.names):
-            for key in keys:
-                if key in names:
-                    modules = self._first_existing(names[key], parents, outer_modules)
-                    if modules is not None or not names[key]:
+            for table_key in table_keys:
+                if table_key in names:
+                    modules = self._first_existing(names[table_key], parents, outer_modules)
+                    if modules is not None or not names[table_key]:
                         return modules
         return self._first_existing(node.name, parents)
 
@@ -196,7 +222,7 @@ class _Search:
         self, path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
-        member_lists = [self._members(list_path) for list_path in list_paths]
+        member_lists = [self._members_of_list(list_path) for list_path in list_paths]
         has_equal_lists = len({len(members) for members in member_lists}) == 1
         for i in indices:
             members = tuple(
@@ -205,10 +231,14 @@ class _Search:
             if members:
                 yield f"{path}.{i}", members
 
-    def _members(self, list_path: str) -> list[str]:
+    def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
-        members = self._matching_paths(f"{list_path}.*")
-        return [member for member in members if any(path.startswith(f"{member}.") for path in self.known)] or members
+        list_members = self._matching_paths(f"{list_path}.*")
+        return [
+            list_member
+            for list_member in list_members
+            if any(path.startswith(f"{list_member}.") for path in self.known)
+        ] or list_members
 
     def _first_existing(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
@@ -245,8 +275,13 @@ class _Search:
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        matches = [match for module_path in self.known if (match := pattern.fullmatch(module_path))]
-        return [match[0] for match in sorted(matches, key=lambda match: [int(index) for index in match.groups()])]
+        matched_paths = [path_match for module_path in self.known if (path_match := pattern.fullmatch(module_path))]
+        return [
+            path_match[0]
+            for path_match in sorted(
+                matched_paths, key=lambda path_match: [int(index) for index in path_match.groups()]
+            )
+        ]
 
 
 def _join_path(parent: str, name: str) -> str:
@@ -254,20 +289,22 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def nodes_called_once(
-    modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]
+    modules_of_nodes: ModulesByNode, calls_by_module: Mapping[str, int], tensors: Container[str]
 ) -> ModulesByNode:
     """Returns the nodes whose modules were all called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
-    was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
-    calls.
+    was called repeatedly belongs to several nodes (a layer with shared parameters).
+    calls_by_module: path of a module → number of calls.
     """
 
-    def by_itself(node_modules: NodeModules) -> bool:
+    def is_called_once(node_modules: NodeModules) -> bool:
         modules = [module for module in node_modules.modules if module not in tensors]
-        return bool(modules) and all(calls.get(module) == 1 for module in modules)
+        return bool(modules) and all(calls_by_module.get(module) == 1 for module in modules)
 
-    return {path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if by_itself(modules_of_node)}
+    return {
+        path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if is_called_once(modules_of_node)
+    }
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:

@@ -19,14 +19,16 @@ def verify_published(preset: Preset) -> Verdict:
     published_figures = preset.published
     if published_figures.parameters is None:
         raise InputError("no exact parameter count was published")
-    total, explained_difference = params(preset.model).total, published_figures.parameters_difference
-    check = Check("model", "parameters", total, published_figures.parameters, WITNESS, explained=explained_difference)
-    info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
+    counted_params, explained_difference = params(preset.model).total, published_figures.parameters_difference
+    check = Check(
+        "model", "parameters", counted_params, published_figures.parameters, WITNESS, explained=explained_difference
+    )
+    verdict_info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
     return Verdict(
         preset.name,
         WITNESS,
         [check],
         0.0,
-        info if published_figures.parameters_difference else {},
+        verdict_info if published_figures.parameters_difference else {},
         sizes_of(preset.model),
     )

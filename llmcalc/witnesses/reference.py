@@ -17,14 +17,14 @@ from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of, step_of
 from ..costs.params import buffers_of, total_of
 from ..errors import InputError, MissingExtra
-from ..flow.tree import Cost, Use
+from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, compare_nodes, without_zero_checks
+from .checks import Check, Verdict, compare_nodes, remove_zero_checks
 from .difference import sizes_of
 from .measure import (
     buffers,
@@ -70,9 +70,11 @@ def default_seq(spec: ModelSpec) -> int:
         for layer in (stack.block, *stack.variants.values())
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
-    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_limits()]
+    token_limits = [
+        token_limit for mixer in mixers if isinstance(mixer, TokenMixer) for token_limit in mixer.length_limits()
+    ]
     longest_tokens = longest_pass(spec)
-    preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
+    preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
     return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
 
 
@@ -110,7 +112,7 @@ def verify_reference(
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
     require_torch()
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
@@ -125,17 +127,17 @@ def verify_reference(
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
     depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    info: dict[str, Any] = {
+    verdict_info: dict[str, Any] = {
         "device": device,
         "batch": batch,
         "seq": seq,
         "layers": depth,
         "layers_run": depth - len(repeats),
     }
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - started_at
     if device != "meta":
-        info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
+        verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
+    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, sizes_of(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept_elements(op_use: Use) -> Number:
+    def kept_elements(op_use: OpUse) -> Number:
         op, run_config = op_use.op, op_use.run_config
         if run_config is None or not op_use.has("forward_flops"):
             return 0
@@ -230,7 +232,7 @@ def _checks(
             include,
         )
         if quantity != "parameters":
-            checks = without_zero_checks(checks)
+            checks = remove_zero_checks(checks)
         return checks
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
@@ -243,14 +245,14 @@ def _checks(
     source_input = encoder_input(spec, batch, seq, device_dtype(device), device, has_values)
     has_mtp = spec.mtp is not None or spec.proposal is not None
 
-    def whole() -> list[torch.Tensor]:
+    def run_model() -> list[torch.Tensor]:
         if spec.pooler is not None:
             return list(module(ids, source_input, with_pooled=True))
-        out = module(ids, source_input, with_mtp=has_mtp)
-        logits, logits_ahead = out if has_mtp else (out, [])
+        model_outputs = module(ids, source_input, with_mtp=has_mtp)
+        logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
         return [logits, *logits_ahead]
 
-    forward_flops, training_flops = count_flops(module, whole, train=True)
+    forward_flops, training_flops = count_flops(module, run_model, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
         "forward_flops", forward_of, with_repeats(forward_flops, repeats), workload, run_parts

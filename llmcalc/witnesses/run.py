@@ -57,11 +57,11 @@ def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, 
     """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
     from .memory import compare_memory, default_runs
 
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     if device != "cuda":
         memory_comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
     else:
         from .gpu import compare_on_gpu
 
         memory_comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
-    return memory_comparison.with_checks(verdict, time.perf_counter() - start)
+    return memory_comparison.with_checks(verdict, time.perf_counter() - started_at)

@@ -1,5 +1,6 @@
-"""Caches shapes of meta tensors. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
-the time of a pass over a small model.
+"""Caches the shapes of meta tensors, which torch computes slowly.
+
+torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of the time of a pass over a small model.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -40,24 +41,24 @@ class ShapeCache(TorchDispatchMode):
         if _is_composed(func):
             return func(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            out = self._empty_result(func, args, kwargs)
+            outputs = self._empty_result(func, args, kwargs)
         if self.counter is not None and func._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(func._overloadpacket, out, args, kwargs)
-        return out
+            self.counter._count_flops(func._overloadpacket, outputs, args, kwargs)
+        return outputs
 
     def _empty_result(self, func: Any, args: Any, kwargs: Any) -> Any:
         shapes = key_of((*args, *kwargs.items())) if _makes_tensors(func) else None
         if shapes is None:
             return func(*args, **kwargs)
-        key = func, shapes
-        if key in self.known:
-            return _new_tensors(self.known[key])
-        out = func(*args, **kwargs)
-        if _is_new(out, args):
+        input_key = func, shapes
+        if input_key in self.known:
+            return _new_tensors(self.known[input_key])
+        outputs = func(*args, **kwargs)
+        if _is_new(outputs, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[key] = _result_description(out)
-        return out
+            self.known[input_key] = _result_description(outputs)
+        return outputs
 
 
 @cache
@@ -75,29 +76,35 @@ def _makes_tensors(func: Any) -> bool:
     schema = func._schema
     return (
         not schema.is_mutable
-        and all(out.alias_info is None and str(out.type) in ("Tensor", "Optional[Tensor]") for out in schema.returns)
+        and all(
+            return_types.alias_info is None and str(return_types.type) in ("Tensor", "Optional[Tensor]")
+            for return_types in schema.returns
+        )
         and any("Tensor" in str(argument.type) for argument in schema.arguments)
         and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
     )
 
 
-def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
+def _is_new(outputs: Any, args: tuple[Any, ...]) -> bool:
     """Whether all results are on the meta device, and none is an input or a view of an input.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
-    tensors = [tensor for tensor in (out if isinstance(out, tuple) else (out,)) if tensor is not None]
+    tensors = [tensor for tensor in (outputs if isinstance(outputs, tuple) else (outputs,)) if tensor is not None]
     input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
     return all(
-        isinstance(t, torch.Tensor) and t.is_meta and t.untyped_storage()._cdata not in input_storages for t in tensors
+        isinstance(tensor_of_call, torch.Tensor)
+        and tensor_of_call.is_meta
+        and tensor_of_call.untyped_storage()._cdata not in input_storages
+        for tensor_of_call in tensors
     )
 
 
-def _result_description(result: Any) -> Any:
+def _result_description(call_result: Any) -> Any:
     """Returns `torch.empty_strided` arguments for each tensor of a result."""
-    if isinstance(result, torch.Tensor):
-        return result.shape, result.stride(), result.dtype
-    return [None if tensor is None else _result_description(tensor) for tensor in result]
+    if isinstance(call_result, torch.Tensor):
+        return call_result.shape, call_result.stride(), call_result.dtype
+    return [None if tensor is None else _result_description(tensor) for tensor in call_result]
 
 
 def _new_tensors(description: Any) -> Any:
@@ -112,12 +119,14 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout
 
 def key_of(value: Any) -> Hashable | None:
     """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return kind, value
+    value_type = type(value)
+    if value_type in _PLAIN:
+        return value_type, value
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, tuple | list):
-        keys = tuple([(type(element), element) if type(element) in _PLAIN else key_of(element) for element in value])
-        return None if None in keys else keys
+        element_keys = tuple(
+            [(type(element), element) if type(element) in _PLAIN else key_of(element) for element in value]
+        )
+        return None if None in element_keys else element_keys
     return None

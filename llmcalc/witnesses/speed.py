@@ -37,16 +37,16 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(RUNS):
-            start = seconds_when_finished()
+            started_at = seconds_when_finished()
             forward()
-            seconds.append(seconds_when_finished() - start)
-    median = sorted(seconds)[RUNS // 2]
-    results: dict[str, Any] = {
+            seconds.append(seconds_when_finished() - started_at)
+    median_seconds = sorted(seconds)[RUNS // 2]
+    measured: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
-        "forward_flops": flops, "forward_seconds": median, "flops_per_second": flops / median,
+        "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,
     }  # fmt: skip
     if cuda:
-        results |= {
+        measured |= {
             "cuda": torch.version.cuda,
             "driver": driver_version(),
             "weights_bytes": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()),
@@ -54,7 +54,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "device_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
-    return results
+    return measured
 
 
 def _device_name(device: Any) -> str:

@@ -42,11 +42,11 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in [out] if isinstance(out, torch.Tensor) else tree_leaves(out):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in [outputs] if isinstance(outputs, torch.Tensor) else tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                 self._follow(tensor, func)
-        return out
+        return outputs
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tracks storages whose creation this mode does not see, as by `torch.tensor`."""
@@ -55,32 +55,32 @@ class StorageTracker(TorchDispatchMode):
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
-        key, byte_count = storage._cdata, storage.nbytes()
-        if key in self.tracked:
+        storage_key, byte_count = storage._cdata, storage.nbytes()
+        if storage_key in self.tracked:
             return
-        self.tracked.add(key)
-        weakref.finalize(storage, self._release, key, byte_count)
+        self.tracked.add(storage_key)
+        weakref.finalize(storage, self._release, storage_key, byte_count)
         self.now += byte_count
         self.peak = max(self.peak, self.now)
         if self.log is not None:
             self.log.append(f"+{byte_count:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
 
-    def _release(self, key: int, byte_count: int) -> None:
-        self.tracked.discard(key)
+    def _release(self, storage_key: int, byte_count: int) -> None:
+        self.tracked.discard(storage_key)
         self.now -= byte_count
         if self.log is not None:
             self.log.append(f"-{byte_count:>12,} {self.now:>12,}")
 
 
-def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
-    """Returns the bytes saved in the autograd graph of `out`. outside: storages that do not count."""
+def saved_bytes(outputs: torch.Tensor, uncounted_storages: set[Any], device: str) -> int:
+    """Returns the bytes saved in the autograd graph of `outputs`. uncounted_storages: storages that do not count."""
     bytes_by_storage: dict[int, int] = {}
-    for tensor in saved_tensors(out):
+    for tensor in saved_tensors(outputs):
         storage = tensor.untyped_storage()
         is_python_number = (
             tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
         )  # of Python, on the host everywhere
-        if tensor.device.type == device and storage._cdata not in outside and not is_python_number:
+        if tensor.device.type == device and storage._cdata not in uncounted_storages and not is_python_number:
             bytes_by_storage[storage._cdata] = storage.nbytes()
     return sum(bytes_by_storage.values())
 
@@ -89,16 +89,16 @@ _SAVED: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
-def _tensors_saved_by(kind: Any) -> list[str]:
-    if kind not in _SAVED:
-        _SAVED[kind] = [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
-    return _SAVED[kind]
+def _tensors_saved_by(node_type: Any) -> list[str]:
+    if node_type not in _SAVED:
+        _SAVED[node_type] = [name for name in dir(node_type) if name.startswith("_saved_") or name == "saved_tensors"]
+    return _SAVED[node_type]
 
 
-def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
-    """Returns every tensor that the autograd graph of `out` saves for the backward pass."""
+def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
+    """Returns every tensor that the autograd graph of `outputs` saves for the backward pass."""
     tensors: list[torch.Tensor] = []
-    pending_nodes: list[Any] = [out.grad_fn]
+    pending_nodes: list[Any] = [outputs.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         node = pending_nodes.pop()

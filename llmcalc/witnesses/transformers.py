@@ -24,13 +24,13 @@ from ..flow.tree import Cost
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
 from ..sources.huggingface.family import Quirks
-from ..sources.huggingface.registry import text_of
+from ..sources.huggingface.registry import text_model_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, without_zero_checks
+from .checks import Check, Verdict, remove_zero_checks
 from .deviations import additions_by_path, class_total, cost_in_class
 from .difference import sizes_of
 from .matching import compare_modules, coverage_of_leaves
@@ -66,7 +66,7 @@ def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
     """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     longest_tokens = learned_positions(spec)
     if longest_tokens is not None and seq is not None and seq > longest_tokens:
         raise InputError(
@@ -79,10 +79,18 @@ def verify_config(
     model = build(config)
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
-    info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    cost = cost_in_class(text_of(config)[2], "parameters", total_of, spec)
+    verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
+    cost = cost_in_class(text_model_of(config)[2], "parameters", total_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
-    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
+    return Verdict(
+        target,
+        "transformers",
+        checks,
+        time.perf_counter() - started_at,
+        verdict_info,
+        sizes_of(spec),
+        coverage_of_model,
+    )
 
 
 def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
@@ -96,16 +104,16 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     import transformers
 
     require_library_class(config)
-    quirks = class_settings_of(config)
+    class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**fields_of(config), **quirks.counted_as}
+        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = class_object_of(config)
-    float32 = model_class.__name__.endswith(quirks.refuses_bfloat16)
+    float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
     dtype = torch.float32 if float32 else torch.bfloat16
     try:
         with torch.device("meta"), default_dtype(dtype):
@@ -116,7 +124,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
-    if not is_to_run or not model_class.__name__.endswith(quirks.reads_values):
+    if not is_to_run or not model_class.__name__.endswith(class_settings.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
     if byte_count > LARGEST_REAL:
@@ -150,12 +158,12 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        correction, identities = (
+        correction, identity_count = (
             getattr(module, "e_score_correction_bias", None),
             getattr(model.config, "zero_expert_num", 0),
         )
-        if isinstance(correction, torch.Tensor) and identities:
-            correction[-identities:] = float("-inf")
+        if isinstance(correction, torch.Tensor) and identity_count:
+            correction[-identity_count:] = float("-inf")
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
@@ -177,11 +185,11 @@ def _checks(
     batch: int,
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
+    tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
     params = tensors(model, [module for node_modules in modules.values() for module in node_modules.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
-    def against(
+    def compare_with_class(
         quantity: str,
         cost: Cost,
         measured_counts: Mapping[str, int],
@@ -189,12 +197,15 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
-        return without_zero_checks(
+        cost, additions_of_nodes = (
+            cost_in_class(model_type, quantity, cost, spec),
+            additions_by_path(model_type, quantity, spec),
+        )
+        return remove_zero_checks(
             compare_modules(
                 tree,
                 quantity,
-                lambda node_position: node_position.cost_per_repeat(cost) + additions(node_position.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
                 modules,
                 measured_counts,
                 witness,
@@ -206,24 +217,24 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(kind, "parameters", total_of, spec, include=towers),
+        class_total(model_type, "parameters", total_of, spec, include=towers),
         params.get("", 0) - uncounted_params,
         witness,
     )
-    yield from against("parameters", total_of, without_shared(modules, params), modules)
+    yield from compare_with_class("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
         yield Check(
             "model",
             "forward_flops",
-            class_total(kind, "forward_flops", forward_of, spec, run_config),
+            class_total(model_type, "forward_flops", forward_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness,
             seq,
         )
         if seq == lengths[0]:
-            yield from against(
+            yield from compare_with_class(
                 "forward_flops",
                 forward_of,
                 measured_pass.flops,
@@ -232,7 +243,7 @@ def _checks(
             )
         if measured_pass.cache is not None:
             bits = class_total(
-                kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
+                model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
             )
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
@@ -251,11 +262,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
-    family, context = family_of_class(text_of(config)[2]), family_of_class(config["model_type"])
-    base = next((path for path, module in model.named_modules() if module is model.base_model), "")
+    family, context = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
+    base_path = next((path for path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
     names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
-    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base, names, outer_names)
+    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, names, outer_names)
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
@@ -282,8 +293,10 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     ids = with_channels(model, token_ids)
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
-        stem = spec.encoder.stem
-        inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
+        encoder_stem = spec.encoder.stem
+        inputs = {
+            encoder_stem.input_name: torch.empty(encoder_stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")
+        }
     if spec.kind == "encoder-decoder":
         inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
@@ -294,7 +307,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Returns the ids [batch, tokens] as a class takes them that reads several tokens at each position."""
     config: Any = model.config
-    return class_settings_of({"model_type": config.model_type}).audio_ids(config, ids)
+    return class_settings_of({"model_type": config.model_type}).decoder_ids(config, ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -306,14 +319,14 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
     for i, name in enumerate(spec.main.layer_names()):
-        _, heads, size = spec.main.layer(name).attention.sizes(spec.hidden_size)
-        rows = torch.empty(batch, heads, 0, size, device=device, dtype=dtype)
+        _, heads, head_size = spec.main.layer(name).attention.sizes(spec.hidden_size)
+        rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
         cache.update(rows, rows.clone(), i)
     return cache
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens; the pass then runs after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens. The pass then runs after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
@@ -330,7 +343,7 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for name, shape in class_settings_of({"model_type": config.model_type}).more_inputs(config).items()
+        for name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 
@@ -348,43 +361,47 @@ class Pass:
     cache: int | None
 
 
-def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
+def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> Pass:
     """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if not spec.one_pass_model and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
+    if not spec.one_pass_model and not name.endswith(class_settings.refuses_cache) and not denoises_after_prompt(model):
         inputs["use_cache"] = True
-    if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
+    if name.endswith(class_settings.makes_mask) and not name.endswith(class_settings.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
-    out: list[Any] = []
+    outputs: list[Any] = []
     states_before = _module_states(model)
-    calls: Counter[str] = Counter()
-    hooks = [
-        module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
+    calls_by_module: Counter[str] = Counter()
+    hook_handles = [
+        module.register_forward_hook(lambda *_, path=path: calls_by_module.update((path,)))
         for path, module in model.named_modules()
     ]
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
-        hooks.append(base_model.register_forward_hook(lambda _, __, output: out.append(output)))
-    forward_flops, _ = count_flops(model, lambda: out.append(model(**inputs)))
-    for hook in hooks:
+        hook_handles.append(base_model.register_forward_hook(lambda _, __, output: outputs.append(output)))
+    forward_flops, _ = count_flops(model, lambda: outputs.append(model(**inputs)))
+    for hook in hook_handles:
         hook.remove()
-    stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    stored_cache = next((cache for output in reversed(outputs) for cache in _caches_of(output)), None)
     if denoises_after_prompt(model):
-        return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
+        return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
-    states = [
-        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+    module_states = [
+        module_state
+        for module_path, module_state in _module_states(model).items()
+        if states_before.get(module_path) is not module_state
     ]
-    stored_cache = [stored_cache, *states] if states else stored_cache
+    stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return Pass(
-        forward_flops, calls, None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache)
+        forward_flops,
+        calls_by_module,
+        None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache),
     )
 
 
@@ -412,10 +429,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
     import torch
 
     return {
-        (path, name): value
+        (path, name): attribute
         for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")
+        for name, attribute in vars(module).items()
+        if isinstance(attribute, torch.Tensor) and not name.endswith("inv_freq")
     }
 
 
@@ -423,11 +440,11 @@ def cache_bytes(cache: Any) -> int:
     """Returns the bytes of all tensors in a transformers cache, each tensor once."""
     return sum(
         tensor.numel() * tensor.element_size()
-        for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()
+        for tensor in {id(tensor): tensor for tensor in _tensors_within(cache, set())}.values()
     )
 
 
-def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
+def _tensors_within(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -435,7 +452,7 @@ def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
             yield value
     elif isinstance(value, dict | list | tuple):
         for nested_value in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(nested_value, visited_ids)
+            yield from _tensors_within(nested_value, visited_ids)
     elif (
         hasattr(value, "__dict__")
         and id(value) not in visited_ids
@@ -443,4 +460,4 @@ def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     ):
         visited_ids.add(id(value))
         for nested_value in vars(value).values():
-            yield from _tensors(nested_value, visited_ids)
+            yield from _tensors_within(nested_value, visited_ids)

@@ -41,8 +41,8 @@ def use_kernels(
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
     if choices.logits_to_keep is not None:
-        first = -(choices.logits_to_keep + 1)
-        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
+        first_row = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -54,7 +54,7 @@ def use_kernels(
 
 
 def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
+    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device. Torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
@@ -91,9 +91,9 @@ def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any
     """Runs scaled_dot_product_attention with a mask of visible keys: torch's on a CPU, cuDNN's for 9.0 on meta."""
     if capability == 0:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    hidden = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
-    bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), hidden)
-    del hidden
+    minus_infinity = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
+    bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), minus_infinity)
+    del minus_infinity
     return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False)[0]
 
 
@@ -152,12 +152,12 @@ def kernel_context(choices: Choices) -> Iterator[None]:
         )
     original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
     try:
-        for owner, name, value in changed_attributes:
-            setattr(owner, name, value)
+        for owner, name, replacement in changed_attributes:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for owner, name, value in original_attributes:
-            setattr(owner, name, value)
+        for owner, name, replacement in original_attributes:
+            setattr(owner, name, replacement)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        normed, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
-        return out
+        return normed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -182,25 +182,25 @@ def fuse_norms(module: nn.Module) -> None:
     """Replaces every plain norm by a fused kernel."""
     for submodule in module.modules():
         norm: Any = submodule
-        kind = getattr(submodule, "kind", "")
+        norm_type = getattr(submodule, "kind", "")
         is_fusable = getattr(submodule, "groups", 1) == 1 and (
             getattr(submodule, "weight", None) is None or norm.weight.dim() == 1
         )
-        if kind in ("layernorm", "rmsnorm") and is_fusable:
-            submodule.forward = partial(_layer_norm if kind == "layernorm" else _rms_norm, submodule)
+        if norm_type in ("layernorm", "rmsnorm") and is_fusable:
+            submodule.forward = partial(_layer_norm if norm_type == "layernorm" else _rms_norm, submodule)
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs torch's layer norm with float32 statistics as on GPUs; the CPU kernel has bfloat16 statistics."""
+    """Runs torch's layer norm with float32 statistics as on GPUs. The CPU kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
 def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        out = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
+        normed = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
     else:
-        out = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
-    return out if norm_module.bias is None else out + norm_module.bias
+        normed = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
+    return normed if norm_module.bias is None else normed + norm_module.bias
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -244,8 +244,10 @@ class FlashCrossEntropy(torch.autograd.Function):
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel's fused linear cross-entropy (0.8.5, ops/fused_linear_cross_entropy.py): gradients in the forward
-    pass."""
+    """Liger-Kernel's fused linear cross-entropy (0.8.5, ops/fused_linear_cross_entropy.py).
+
+    It computes the gradients in the forward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
@@ -261,19 +263,19 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
         logits_storage = x.new_empty((chunk_tokens, weight.shape[0])) if uses_mm_out else None
-        for start in range(0, tokens, chunk_tokens):
-            chunk_input = x[start : start + chunk_tokens]
+        for chunk_start in range(0, tokens, chunk_tokens):
+            chunk_input = x[chunk_start : chunk_start + chunk_tokens]
             if logits_storage is None:
                 logits = chunk_input @ weight.t()
                 if bias is not None:
                     logits = logits + bias
-                input_gradient[start : start + chunk_tokens] = logits @ weight
+                input_gradient[chunk_start : chunk_start + chunk_tokens] = logits @ weight
             else:
                 logits = logits_storage[: chunk_input.shape[0]]
                 torch.mm(chunk_input, weight.t(), out=logits)
                 if bias is not None:
                     logits.add_(bias)
-                torch.mm(logits, weight, out=input_gradient[start : start + chunk_tokens])
+                torch.mm(logits, weight, out=input_gradient[chunk_start : chunk_start + chunk_tokens])
             if weight_gradient is not None and logits.dtype is torch.float32:
                 weight_gradient += torch.mm(logits.t(), chunk_input).float()
             elif weight_gradient is not None:
@@ -301,18 +303,18 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
+def loss_of(module: Any, choices: Choices, model_output: Any, ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = ids.flatten()
-    if out.shape[1] > ids.shape[1]:  # of several heads, one behind the other
-        labels = ids.repeat(1, out.shape[1] // ids.shape[1]).flatten()
+    if model_output.shape[1] > ids.shape[1]:  # of several heads, one behind the other
+        labels = ids.repeat(1, model_output.shape[1] // ids.shape[1]).flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
-        loss = LigerLinearCrossEntropy.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     elif choices.cross_entropy == "split":
-        loss = chunk_by_chunk(output_layer(module), choices, out, ids)
+        loss = chunk_by_chunk(output_layer(module), choices, model_output, ids)
     else:
-        loss = _loss_of_logits(choices, out.div_(1.5) if choices.divides_logits else out, labels)
+        loss = _loss_of_logits(choices, model_output.div_(1.5) if choices.divides_logits else model_output, labels)
     for logits in logits_ahead:
         loss = loss + _loss_of_logits(choices, logits, labels)
     return loss
@@ -321,34 +323,36 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
 def log_probability_loss(logits: Any, labels: Any) -> Any:
     """Returns the labels' mean log-probability, with entropies (TRL, `GRPOTrainer._compute_loss`)."""
     last_tokens = logits.shape[1] - 1
-    view = logits[:, :-1, :]
-    view = view[:, -last_tokens:, :]
-    view.div_(0.9)
-    log_probabilities = log_probabilities_of(view, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1))
+    last_logits = logits[:, :-1, :]
+    last_logits = last_logits[:, -last_tokens:, :]
+    last_logits.div_(0.9)
+    log_probabilities = log_probabilities_of(
+        last_logits, labels.reshape(logits.shape[0], -1)[:, -last_tokens:].unsqueeze(-1)
+    )
     with torch.no_grad():
-        _entropies = entropies_of(view)
+        _entropies = entropies_of(last_logits)
     return log_probabilities.flatten().mean()
 
 
 def log_probabilities_of(logits: Any, index: Any) -> Any:
     """Returns the log-probabilities of labels, sequence by sequence (TRL, `selective_log_softmax`)."""
     if logits.dtype is torch.float32:
-        of_labels = torch.gather(logits, dim=-1, index=index)
+        label_logits = torch.gather(logits, dim=-1, index=index)
         log_sums = torch.stack([torch.logsumexp(rows, dim=-1) for rows in logits])
-        return (of_labels - log_sums.unsqueeze(-1)).squeeze(-1)
-    of_sequences = []
+        return (label_logits - log_sums.unsqueeze(-1)).squeeze(-1)
+    logits_by_sequence = []
     for rows, row_labels in zip(logits, index, strict=True):
-        of_rows = F.log_softmax(rows, dim=-1)
-        of_sequences.append(of_rows.gather(dim=-1, index=row_labels))
-    return torch.stack(of_sequences).squeeze(-1)
+        log_probs = F.log_softmax(rows, dim=-1)
+        logits_by_sequence.append(log_probs.gather(dim=-1, index=row_labels))
+    return torch.stack(logits_by_sequence).squeeze(-1)
 
 
 def entropies_of(logits: Any) -> Any:
     """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
     entropies = []
     for rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
-        of_rows = F.log_softmax(rows, dim=-1)
-        entropies.append(-(torch.exp(of_rows) * of_rows).sum(-1))
+        log_probs = F.log_softmax(rows, dim=-1)
+        entropies.append(-(torch.exp(log_probs) * log_probs).sum(-1))
     return torch.cat(entropies, dim=0)
 
 
@@ -358,11 +362,11 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     chunks = [logits_of_chunk(layer, chunk) for chunk in x.split(chunk_tokens, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
-    total = None
-    for logits, targets in zip(chunks, labels, strict=True):
-        loss = F.cross_entropy(logits.to(dtype), targets, reduction="sum")
-        total = loss if total is None else total + loss
-    return total
+    loss_sum = None
+    for logits, label_chunk in zip(chunks, labels, strict=True):
+        loss = F.cross_entropy(logits.to(dtype), label_chunk, reduction="sum")
+        loss_sum = loss if loss_sum is None else loss_sum + loss
+    return loss_sum
 
 
 def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
@@ -373,8 +377,8 @@ def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "selective":
-        wide = torch.float32 if choices.float32_loss else logits.dtype
-        return log_probability_loss(logits.to(dtype or wide), labels)
+        loss_dtype = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if choices.cross_entropy.startswith("flash"):
         rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
@@ -435,10 +439,10 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
-        runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
-        if runs_again and carries_router_state:
+        is_recomputed = layer and recompute.layers and int(child_name) % recompute.every == 0
+        if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif runs_again or core or path_in_layer in recompute.nodes:
+        elif is_recomputed or core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 
@@ -458,8 +462,8 @@ def _checkpoint_with_router_state(
         finally:
             run.routed = saved_routing
 
-    out, run.routed = run_checkpointed(run_with_router_state, x, run.routed)
-    return out
+    layer_output, run.routed = run_checkpointed(run_with_router_state, x, run.routed)
+    return layer_output
 
 
 def _path_in_layer(name: str) -> str:
@@ -481,9 +485,9 @@ class Dropout(nn.Module):
 def with_dropout(module: Any) -> None:
     """Attaches dropout to all modules of a reference, at the spec's dropout points."""
     if module.spec.dropout is not None:
-        dropouts = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
+        dropout_modules = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
         for submodule in (*module.modules(), *getattr(module, "_only", ())):
-            submodule.__dict__["dropouts"] = dropouts
+            submodule.__dict__["dropouts"] = dropout_modules
 
 
 class Lora(nn.Module):
@@ -499,15 +503,15 @@ class Lora(nn.Module):
         self.dropout: nn.Module = Dropout() if adapters.dropout else nn.Identity()
 
     def forward(self, x: Any) -> Any:
-        result = self.base_layer(x)
-        result_dtype = result.dtype
+        base_output = self.base_layer(x)
+        result_dtype = base_output.dtype
         x = x.to(self.lora_A.weight.dtype)
-        result = result + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
-        return result.to(result_dtype)
+        base_output = base_output + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
+        return base_output.to(result_dtype)
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters and adds an adapter to each target layer; layers with tied weights share an adapter."""
+    """Freezes all parameters and adds an adapter to each target layer. Layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..sources.huggingface.family import Family
 from ..sources.huggingface.heads import architecture_of
-from ..sources.huggingface.registry import classes, family_of, model_types, usual_name
+from ..sources.huggingface.registry import family_of, library_class_names, model_types, usual_name
 
 HUB_FIELDS = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that do not affect what a class builds."""
@@ -27,10 +27,10 @@ values on meta.
 def witness_of(model_type: str) -> str:
     """Returns the model type whose `transformers` class computes models of this model type.
 
-    It is the model type itself, or for a family without a class its `like`.
+    It is the model type itself, or for a family without a class its `class_model_type`.
     """
     usual_type = usual_name(model_type)
-    similar_family = family_of(usual_type).like if usual_type in model_types() else None
+    similar_family = family_of(usual_type).class_model_type if usual_type in model_types() else None
     return similar_family or usual_type
 
 
@@ -43,15 +43,15 @@ def family_of_class(model_type: str) -> Family | None:
 def require_library_class(config: Mapping[str, Any]) -> None:
     """Raises `InputError` for a model type whose class is repository code, or cannot be built."""
     family = family_of_class(config["model_type"])
-    if family is not None and family.code and config["model_type"] in classes():
+    if family is not None and family.source and config["model_type"] in library_class_names():
         raise InputError(
             f"--against transformers: transformers cannot build the class of '{config['model_type']}', whose source is "
-            f"{family.code}; expected --against reference"
+            f"{family.source}; expected --against reference"
         )
-    if family is not None and family.code:
+    if family is not None and family.source:
         raise InputError(
             f"--against transformers: the class of '{config['model_type']}' is code of its own repository, which "
-            f"llmcalc never runs ({family.code}); expected --against reference"
+            f"llmcalc never runs ({family.source}); expected --against reference"
         )
 
 
@@ -115,7 +115,7 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
-    fields = {field: value for field, value in config.items() if field not in HUB_FIELDS}
+    fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.get(name)
         if rope is False:  # means none; a configuration class rejects it

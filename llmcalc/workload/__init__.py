@@ -1,5 +1,6 @@
-"""A run of a model in four classes: what runs (`Workload`), how it is counted (`Counting`), how it executes
-(`Execution`), and all three as ops read them (`RunConfig`).
+"""A run of a model: its workload, its counting conventions, its choices of execution, and all three together.
+
+The classes are `Workload`, `Counting`, `Execution` and, as ops read all three, `RunConfig`.
 
 How a setting is declared and worded (`setting`, `validation`, `lengths`) may be changed without reading elsewhere; a
 field of the four classes is read by ops and costs.

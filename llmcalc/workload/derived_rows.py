@@ -105,7 +105,7 @@ class Padded(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The recurrent states before each row (token) of `of`; the first state is zeros."""
+    """The recurrent states before each row (token) of `of`. The first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -220,14 +220,14 @@ class InChunks(Rows):
     def new_rows(self, workload: Workload) -> Number:
         rows = self.of.new_rows(workload)
         if self.whole and self.padded:
-            return times(ceil_div(rows, self.chunk), self._convolved(self.chunk))
+            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(self.chunk))
         if self.padded:
-            return times(ceil_div(rows, self.chunk), self._convolved(minimum(rows, self.chunk)))
+            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(minimum(rows, self.chunk)))
         whole_chunks = floor_div(rows, self.chunk)
-        rest = self._convolved(rows - times(whole_chunks, self.chunk))
-        return add(times(whole_chunks, self._convolved(self.chunk)), rest)
+        rows_of_last_chunk = self._rows_after_convolutions(rows - times(whole_chunks, self.chunk))
+        return add(times(whole_chunks, self._rows_after_convolutions(self.chunk)), rows_of_last_chunk)
 
-    def _convolved(self, rows: Number) -> Number:
+    def _rows_after_convolutions(self, rows: Number) -> Number:
         for stride in self.strides:
             rows = ceil_div(rows, stride)
         return rows
@@ -272,7 +272,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows of `of` (Funnel Transformer); a single pair is not averaged.
+    """The averages of pairs of the rows of `of` (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.

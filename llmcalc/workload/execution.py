@@ -62,14 +62,14 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], workload: Workload) -> str:
-        """Returns the form of a step among the allowed `forms`; the first form is the default."""
+        """Returns the form of a step among the allowed `forms`. The first form is the default."""
         default_form, *other_forms = forms
         return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
 
-    def _runs_form(self, form: str, workload: Workload) -> bool:
-        if form == "absorbed" and self.mla != "auto":
+    def _runs_form(self, form_name: str, workload: Workload) -> bool:
+        if form_name == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
-        return FORMS[form](workload)
+        return FORMS[form_name](workload)
 
 
 EAGER = Execution()

@@ -39,6 +39,6 @@ def capacity_of(text: str) -> Fraction | None:
     return factor
 
 
-def expert_rows(tokens: Number, top_k: Number, experts: Number, factor: Fraction) -> Number:
+def expert_rows(tokens: Number, top_k: Number, experts: Number, capacity_factor: Fraction) -> Number:
     """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
-    return minimum(ceil_div(tokens * top_k * factor.numerator, experts * factor.denominator), tokens)
+    return minimum(ceil_div(tokens * top_k * capacity_factor.numerator, experts * capacity_factor.denominator), tokens)

@@ -25,10 +25,10 @@ class FakeQuantization:
 
 def fake_quantization_of(text: str) -> FakeQuantization:
     """Returns the scheme of `int8-int4:GROUP` or `int8-int4:GROUP:untied`. Raises `InputError` for another text."""
-    match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", text.strip())
-    if match is None or int(match[1]) < 2:
+    scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", text.strip())
+    if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(
             f"--fake-quantize: {shown(text)} is not a scheme; expected {SCHEME}:GROUP, such as {SCHEME}:32, or "
             f"{SCHEME}:GROUP:untied"
         )
-    return FakeQuantization(int(match[1]), bool(match[2]))
+    return FakeQuantization(int(scheme_match[1]), bool(scheme_match[2]))

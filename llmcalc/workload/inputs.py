@@ -21,7 +21,7 @@ LONGEST_AUDIO = 10**6
 def check_image_size(option_name: str, value: str) -> str:
     """Validates an image size and returns it. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
     size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
-    if size_match is None or not all(1 <= int(side) <= LARGEST_SIDE for side in size_match.groups()):
+    if size_match is None or not all(1 <= int(pixels) <= LARGEST_SIDE for pixels in size_match.groups()):
         raise InputError(
             f"{option_name}: {shown(value)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
             "1024x768, "

@@ -68,7 +68,7 @@ OF_TRAINERS = {
         layers=True,
         saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
         alternate=frozenset({"mm"}),
-    ),
+    )
 }
 """Modes that launch files name → what they mean.
 
@@ -81,13 +81,19 @@ EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (module
 
 def recompute_of(text: str) -> Recompute:
     """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
-    name, _, value = text.partition(":")
+    name, _, interval_text = text.partition(":")
     if text in MODES or text in OF_TRAINERS:
         return MODES.get(text) or OF_TRAINERS[text]
-    if name == "every" and value.isascii() and value.isdigit() and len(value) < 20 and int(value) > 0:
-        return Recompute(layers=True, every=int(value))
-    if name == "nodes" and all(value.split(",")):
-        nodes = frozenset(value.split(","))
+    if (
+        name == "every"
+        and interval_text.isascii()
+        and interval_text.isdigit()
+        and len(interval_text) < 20
+        and int(interval_text) > 0
+    ):
+        return Recompute(layers=True, every=int(interval_text))
+    if name == "nodes" and all(interval_text.split(",")):
+        nodes = frozenset(interval_text.split(","))
         for node_path in nodes:
             outer_path = next((other_path for other_path in nodes if node_path.startswith(f"{other_path}.")), None)
             if outer_path is not None:

@@ -145,12 +145,12 @@ def length_of(option_name: str, value: Any) -> Any:
 def number_of(option_name: str, value: Any) -> float:
     """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
-        number = float("nan" if isinstance(value, bool) else value)
+        parsed_number = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
-        number = float("nan")
-    if not isfinite(number):
+        parsed_number = float("nan")
+    if not isfinite(parsed_number):
         raise InputError(f"{option_name}: {shown(value)} is not a number; expected one such as 0.1")
-    return number
+    return parsed_number
 
 
 def names_of(text: str) -> tuple[str, ...]:
@@ -162,12 +162,12 @@ def declared(settings: type) -> dict[str, Declared]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings not in _DECLARED:
         declarations: dict[str, Declared] = {}
-        for name, hint in get_type_hints(settings, include_extras=True).items():
-            if get_origin(hint) is Annotated:
-                kind, *notes = get_args(hint)
+        for name, type_hint in get_type_hints(settings, include_extras=True).items():
+            if get_origin(type_hint) is Annotated:
+                value_type, *notes = get_args(type_hint)
                 setting = next((note for note in notes if isinstance(note, Setting)), None)
                 if setting is not None:
-                    declarations[name] = Declared(name, _without_none(kind), setting)
+                    declarations[name] = Declared(name, _without_none(value_type), setting)
         _DECLARED[settings] = declarations
     return _DECLARED[settings]
 
@@ -175,35 +175,35 @@ def declared(settings: type) -> dict[str, Declared]:
 _DECLARED: dict[type, dict[str, Declared]] = {}
 
 
-def _without_none(kind: Any) -> Any:
+def _without_none(union_type: Any) -> Any:
     """Returns a type without None: `int` for `int | None`."""
-    members = get_args(kind)
-    if get_origin(kind) is Literal or type(None) not in members:
-        return kind
-    (other_type,) = [member for member in members if member is not type(None)]
+    union_members = get_args(union_type)
+    if get_origin(union_type) is Literal or type(None) not in union_members:
+        return union_type
+    (other_type,) = [union_member for union_member in union_members if union_member is not type(None)]
     return other_type
 
 
-def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, Any]) -> dict[str, Any]:
+def checked_values(declarations: Mapping[str, Declared], raw_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked values of settings by name. declarations: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    for name in values:
+    for name in raw_values:
         if name not in declarations:
             raise InputError(
                 f"{name}: there is no such setting.{suggest(name, list(declarations))} "
                 "(llmcalc memory --help-all lists all)"
             )
-    return {name: declarations[name].checked(value) for name, value in values.items()}
+    return {name: declarations[name].checked(raw_value) for name, raw_value in raw_values.items()}
 
 
 def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
     typed_training_options = (
-        entry.option
-        for name, entry in declared(type(settings)).items()
-        if entry.setting.phases == TRAINING and getattr(settings, name) is not None
+        declaration.option
+        for name, declaration in declared(type(settings)).items()
+        if declaration.setting.phases == TRAINING and getattr(settings, name) is not None
     )
     return next(typed_training_options, "")
 
@@ -220,8 +220,8 @@ def check_phase(settings: Any, phase: str) -> None:
             training_word = training_option(settings) if phase == "training" else ""
             reason = f", and {training_word} is for training only" if training_word else ""
             without_training = f" without {training_word}" if training_word else ""
-            expected = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
-            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected}")
+            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
+            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected_text}")
         needed_setting = declaration.setting.needs
         if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(

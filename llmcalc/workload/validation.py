@@ -26,7 +26,7 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """Validates an integer as `whole` does; accepts None."""
+    """Validates an integer as `whole` does, but accepts None."""
     return None if value is None else whole(option, value, least, most)
 
 

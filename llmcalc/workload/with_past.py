@@ -1,5 +1,7 @@
-"""Rows that are recomputed because only their inputs are cached: a separate file, because its imports are slow and
-rarely needed."""
+"""Rows that are recomputed because only their inputs are cached.
+
+They have a separate file, because its imports are slow and rarely needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class WithPast(Rows):
             rows = past + self.of.new_rows(workload)
             pooled_rows = floor_div(rows, self.pool) * self.pool
             return minimum(pooled_rows, self.selected) + rows - pooled_rows
-        limit = self.selected if self.selected is not None and workload.phase == "decode" else self.window
-        if limit is not None and not is_zero(past):
-            past = minimum(past, limit - 1)
+        most_past = self.selected if self.selected is not None and workload.phase == "decode" else self.window
+        if most_past is not None and not is_zero(past):
+            past = minimum(past, most_past - 1)
         return self.of.new_rows(workload) + past

@@ -14,13 +14,13 @@ from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.samples import sampled
 
-WITHOUT_HEAD = {"embedding_gemma2", *(kind for kind in model_types() if family_of(kind).projection is not None)}
+WITHOUT_HEAD = {"embedding_gemma2", *(kind for kind in model_types() if family_of(kind).projection_size is not None)}
 """Wrappers whose class has no language-model head."""
 
 ALWAYS_TIED = {"diffusion_gemma"}
 """Wrappers that are refused untied: the class then has all weights of the text model twice."""
 
-KINDS = [kind for kind in WRAPPERS if family_of(kind).text is not None and kind not in WITHOUT_HEAD | ALWAYS_TIED]
+KINDS = [kind for kind in WRAPPERS if family_of(kind).text_type is not None and kind not in WITHOUT_HEAD | ALWAYS_TIED]
 UNCOUNTED = {kind for kind in model_types() if family_of(kind).uncounted_encoders}
 BOTH = [(outer, inner) for outer in (True, False) for inner in (True, False, None)]
 
@@ -47,14 +47,22 @@ def tied_by_class(config: dict[str, Any]) -> bool:
 def rules_of(kind: str) -> set[Any]:
     """What a wrapper has of its own: the file that reads it, and its rules of tying."""
     family = family_of(kind)
-    return {FILE_OF[kind], ("ties", family.ties), ("generates", family.generates), ("filled", *family.filled)}
+    return {
+        FILE_OF[kind],
+        ("ties", family.tying_source),
+        ("generates", family.generates_text),
+        ("filled", *family.text_defaults),
+    }
 
 
 def deciding(case: tuple[str, bool, bool | None]) -> set[Any]:
     """What decides: which of two values that differ the class reads, and for each kind of wrapper every combination."""
     kind, outer, inner = case
     family = family_of(kind)
-    return {(family.ties, family.generates, outer, inner), *([(kind, outer)] if inner == (not outer) else [])}
+    return {
+        (family.tying_source, family.generates_text, outer, inner),
+        *([(kind, outer)] if inner == (not outer) else []),
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_anot
     """A checkpoint with a head is loaded with it, even if the class would tie by default."""
     config = told(kind, None, inner)
     table, notes = read_config(config)
-    assert table["tie_word_embeddings"] == (inner and family_of(kind).ties != "never")
+    assert table["tie_word_embeddings"] == (inner and family_of(kind).tying_source != "never")
     remarked = any(note.startswith("tie_word_embeddings: not given beside text_config") for note in notes)
     assert remarked == (tied_by_class(config) != table["tie_word_embeddings"])
 
@@ -87,5 +95,5 @@ def test_lfm2_vl_has_another_name_for_it() -> None:
 
 
 def test_every_wrapper_is_here() -> None:
-    wrappers = {kind for kind in model_types() if family_of(kind).text is not None and not family_of(kind).code}
+    wrappers = {kind for kind in model_types() if family_of(kind).text_type is not None and not family_of(kind).source}
     assert wrappers - UNMEASURED.keys() - UNCOUNTED - WITHOUT_HEAD - ALWAYS_TIED == set(KINDS)

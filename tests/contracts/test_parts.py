@@ -9,7 +9,7 @@ import torch
 
 from llmcalc.components.added_position import Axial, Learned, Sinusoidal
 from llmcalc.components.base import Component, Nothing
-from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
+from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, all_components
 from llmcalc.components.classifier import Classifier
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
@@ -280,7 +280,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*parts(), *LAYERS.classes(), Stack)
+    for part in (*all_components(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
 ]
 
@@ -350,7 +350,7 @@ def test_a_token_sees_only_those_before_it(example: Component) -> None:
 
 def test_every_member_of_a_union_is_a_part_with_examples() -> None:
     for part in {*MIXERS.classes(), *CHANNEL_MIXERS.classes()} - {Nothing}:
-        assert part in parts()
+        assert part in all_components()
         assert part.examples()  # type: ignore[attr-defined]
 
 

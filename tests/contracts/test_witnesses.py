@@ -22,7 +22,7 @@ import pytest
 
 import llmcalc.components
 from llmcalc.components.base import Part
-from llmcalc.components.evidence import in_words
+from llmcalc.components.evidence import snake_case_name
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.device_memory import TENSORS, with_evidence
 from llmcalc.device_memory.optimizers.registry import optimizers
@@ -122,7 +122,7 @@ def stated() -> Iterator[tuple[Thing, Witness]]:
 def _type(cls: type[Part]) -> str:
     """The `type` of a class of parts, or its name."""
     field = cls.model_fields.get("type")
-    return in_words(cls.__name__) if field is None else str(field.default)
+    return snake_case_name(cls.__name__) if field is None else str(field.default)
 
 
 def _one(found: Witness | Mapping[str, Witness]) -> Witness:
@@ -360,7 +360,7 @@ def test_what_is_not_exact_any_more_has_a_reason(run: str) -> None:
 
 
 def test_what_is_untested_has_a_reason() -> None:
-    bases = {in_words(cls.__name__) for cls in classes_of_parts() if _is_abstract(cls)}
+    bases = {snake_case_name(cls.__name__) for cls in classes_of_parts() if _is_abstract(cls)}
     silent = (thing for thing, one in stated() if one == UNTESTED and thing.kind not in {"kernel", "framework"})
     names = {str(Evidence(*thing[:2], under=thing.under)) for thing in silent if thing.name not in {*bases, "none"}}
     assert names == set(NOT_KNOWN)

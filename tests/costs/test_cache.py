@@ -118,7 +118,7 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
     op = Kept()
     tree = cache.spec.tree()
     first, *rest = tree.children
-    both = replace(cache, tree=replace(tree, children=(replace(first, op=op), *rest)).only("cache_bits"))
+    both = replace(cache, tree=replace(tree, children=(replace(first, op=op), *rest)).with_effect("cache_bits"))
     assert both.bytes == cache.bytes + 2 * 12
     assert both.elements == cache.elements
     assert both.by_layer_kind == cache.by_layer_kind | {"recurrent_state": 24}

@@ -175,3 +175,35 @@ def test_the_peak_of_an_encoder_is_that_of_its_class(
         layers = getattr(encoder, "vision_model", encoder).encoder
         held_bytes = _bytes_held_by_class(lambda: layers(inputs_embeds=vectors))
     assert peak.bytes == held_bytes + vectors.nbytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "class_name", "sizes", "index_bytes"),
+    [
+        # row and column of a patch (−8 for the one of the replay), the order of 16 windows and their ends
+        ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", {}, 64 * 8 + 144),
+        # the same, and four neighbours in the table of positions with their weights
+        ("qwen3_5", "Qwen3_5VisionModel", {"num_position_embeddings": 64}, 64 * (8 + 4 * 8 + 4 * 4) + 8),
+    ],
+)
+def test_the_first_input_of_an_encoder_stays_where_its_class_holds_it(
+    kind: str, class_name: str, sizes: dict[str, int], index_bytes: int
+) -> None:
+    """Qwen2.5-VL's loop gives each layer's output the input's name; Qwen3.5's pass holds the positions beside it.
+
+    Only the indices that the class computes from the grid of patches are missing.
+    """
+    import transformers
+
+    encoder_class = getattr(transformers, class_name)
+    sizes = {
+        **{"hidden_size": 64, "intermediate_size": 640, "depth": 3, "num_heads": 4},
+        **{"patch_size": 7, "out_hidden_size": 64},
+        **sizes,
+    }
+    settings = encoder_class.config_class(**sizes, attn_implementation="sdpa")
+    encoder = encoder_class(settings).eval()
+    spec = spec_of(wrapped(kind, {"vision_config": {"model_type": settings.model_type, **sizes}}))
+    (peak,) = encoder_peaks(spec, encoded_inputs(spec, Inputs(image="56x56")), "float32", Choices(attention="flash"))
+    pixels, grid = torch.zeros(8 * 8, 3 * 2 * 7 * 7), torch.tensor([[1, 8, 8]])
+    assert _bytes_held_by_class(lambda: encoder(pixels, grid)) - peak.bytes == index_bytes

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.choices import LAYERS, all_components
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.norm import Norm
@@ -37,7 +37,7 @@ SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
 EXAMPLES = {
     f"{part.__name__}-{i}": example
-    for part in (*parts(), *LAYERS.classes(), Stack)
+    for part in (*all_components(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
     if part is not ContextAttention and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
     # of drafts, which are counted whole beside a target

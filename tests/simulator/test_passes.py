@@ -85,7 +85,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of some of the same stretches, and then of one of their own, as each finds them on its own allocator."""
+    """Runs of some of the same pieces, and then of one of their own, as each finds them on its own allocator."""
     random, events, count = Random(5), list[Event](), 0
     while len(events) < 500:
         events, count = drawn(random)

@@ -227,7 +227,7 @@ def _stored(config: dict[str, Any]) -> Checkpoint:
 def _deviates(config: dict[str, Any]) -> bool:
     """Whether its class has other parameters than the architecture: an untied BERT or T5."""
     found = family_of(config["model_type"]).deviations
-    return any(one.quantity == "parameters" and one.when(spec_of(config)) for one in found)
+    return any(one.quantity == "parameters" and one.applies_to(spec_of(config)) for one in found)
 
 
 PLAIN = [

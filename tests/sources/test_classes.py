@@ -190,7 +190,7 @@ def written_defaults() -> str:
     """Returns the text of `defaults.json`: a line per model type with a configuration class."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kinds = [kind for kind in sorted(model_types()) if kind in CONFIG_MAPPING and not family_of(kind).code]
+    kinds = [kind for kind in sorted(model_types()) if kind in CONFIG_MAPPING and not family_of(kind).source]
     return json_lines({kind: defaults_of(CONFIG_MAPPING[kind]) for kind in kinds}) + "\n"
 
 
@@ -214,7 +214,7 @@ def test_the_list_is_of_the_installed_version() -> None:
     transformers = pytest.importorskip("transformers")
     listed = json.loads(LIST.read_text())
     assert listed["transformers"] == transformers.__version__, "run python -m tests.sources.test_classes"
-    first = {FILE_OF[kind].partition(".")[0]: kind for kind in reversed(model_types()) if not family_of(kind).code}
+    first = {FILE_OF[kind].partition(".")[0]: kind for kind in reversed(model_types()) if not family_of(kind).source}
     known = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
     not_listed = [kind for kind in model_types() if kind in known and kind not in listed["classes"]]
     for kind in (*first.values(), *not_listed):

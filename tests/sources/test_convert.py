@@ -40,13 +40,13 @@ from tests.samples import sampled
 from tests.sources.test_classes import classes_of
 from tests.witnesses.test_families import CASES, _known
 
-READ = [kind for kind in model_types() if family_of(kind).read is not None]
+READ = [kind for kind in model_types() if family_of(kind).read_model is not None]
 
 
 def fields_of_family(kind: str) -> set[Any]:
     """What is written of a family: its lineage, its own rules, and its file if it departs from its class."""
     family = family_of(kind)
-    rules = {rule if callable(rule) else (name, rule) for name, rule in family.writes.items()}
+    rules = {rule if callable(rule) else (name, rule) for name, rule in family.field_writers.items()}
     return {FILE_OF[kind].partition(".")[0], *rules, *((FILE_OF[kind],) if family.deviations else ())}
 
 
@@ -246,7 +246,7 @@ def test_classes_that_are_written_exist() -> None:
         for pooled in (Pooler(), None)
     ]
     for kind in READ:
-        if family_of(kind).like is None and not family_of(kind).code and family_of(kind).alone:
+        if family_of(kind).class_model_type is None and not family_of(kind).source and family_of(kind).has_text_class:
             named = {name for spec in specs for name in class_names(kind, spec)}
             assert named <= existing, (kind, named - existing)
             assert named or not classes_of(kind), kind

@@ -25,15 +25,19 @@ LLAMA: dict[str, Any] = {
 
 
 @in_one_test
-@pytest.mark.parametrize("kind", [kind for kind in model_types() if family_of(kind).read is not None])
+@pytest.mark.parametrize("kind", [kind for kind in model_types() if family_of(kind).read_model is not None])
 def test_fields_and_defaults_are_those_of_the_class(kind: str) -> None:
     """Families without a class here have the fields of their own code."""
     family = family_of(kind)
-    cls: Any = CONFIG_MAPPING.get(family.like or kind) if (family.like or kind) in CONFIG_MAPPING else None
+    cls: Any = (
+        CONFIG_MAPPING.get(family.class_model_type or kind)
+        if (family.class_model_type or kind) in CONFIG_MAPPING
+        else None
+    )
     if cls is None:
         return
     config = cls()
-    for name in family.dropout.values():
+    for name in family.dropout_fields.values():
         assert getattr(config, name) == family.defaults.get(name, 0.0), name
 
 

@@ -35,8 +35,8 @@ Config: TypeAlias = dict[str, Any]
 Place: TypeAlias = tuple[str | int, ...]
 
 PUBLISHED = {case.name: json.loads((case / "config.json").read_text()) for case in CASES}
-READ = [kind for kind in model_types() if family_of(kind).read is not None]
-WRAPPING = [kind for kind in model_types() if family_of(kind).text is not None]
+READ = [kind for kind in model_types() if family_of(kind).read_model is not None]
+WRAPPING = [kind for kind in model_types() if family_of(kind).text_type is not None]
 VALUES = 3
 """Number of invalid values that each field of a quantization gets in an exhaustive run; other fields get others."""
 SIZED = {
@@ -183,13 +183,13 @@ QUANTIZED: dict[str, list[Config]] = {
 
 def wrapped(kind: str) -> list[Config]:
     """Configs of a wrapper around a small text model, with each of its encoders' shapes."""
-    text = family_of(kind).text
+    text = family_of(kind).text_type
     assert text is not None
     cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
     outer = {
         "model_type": kind,
         "architectures": [cls],
-        family_of(kind).text_section: wrapped(text)[0] if family_of(text).text is not None else shapes_of(text)[0],
+        family_of(kind).text_section: wrapped(text)[0] if family_of(text).text_type is not None else shapes_of(text)[0],
         "quantization_config": {"quant_method": "fp8"},
     }
     return [json.loads(json.dumps({**outer, **tower})) for tower in towers]

@@ -22,6 +22,57 @@ MISTRAL_7B: dict[str, Any] = {
     "norm_eps": 1e-05, "vocab_size": 32000,
 }  # fmt: skip
 
+EXECUTORCH: dict[str, Any] = {
+    "dim": 2560, "ffn_dim_multiplier": 1, "hidden_dim": 9728, "n_heads": 32, "head_dim": 128, "n_kv_heads": 8,
+    "n_layers": 36, "norm_eps": 1e-06, "rope_theta": 1000000.0, "use_scaled_rope": False, "vocab_size": 151936,
+    "use_hf_rope": True, "attention_qkv_bias": False, "use_qk_norm": True, "qk_norm_before_rope": True,
+}  # fmt: skip
+"""examples/models/qwen3/config/4b_config.json of pytorch/executorch."""
+
+EXECUTORCH_QWEN2: dict[str, Any] = {
+    "dim": 5120, "ffn_dim_multiplier": 1, "hidden_dim": 27648, "n_heads": 40, "head_dim": 128, "n_kv_heads": 8,
+    "n_layers": 64, "norm_eps": 1e-06, "rope_theta": 1000000.0, "use_scaled_rope": False, "vocab_size": 152064,
+    "use_hf_rope": True, "attention_qkv_bias": True,
+}  # fmt: skip
+"""examples/models/qwen2_5/config/coder_32b_config.json of pytorch/executorch."""
+
+EXECUTORCH_SMOLLM3: dict[str, Any] = {
+    "dim": 2048, "ffn_dim_multiplier": 1, "hidden_dim": 11008, "n_heads": 16, "n_kv_heads": 4, "n_layers": 36,
+    "norm_eps": 1e-06, "rope_theta": 5000000.0, "use_scaled_rope": False, "vocab_size": 128256, "use_hf_rope": False,
+    "no_rope_layer_interval": 4, "attention_qkv_bias": False,
+}  # fmt: skip
+"""examples/models/smollm3/3b_config.json of pytorch/executorch."""
+
+EXECUTORCH_GRANITE: dict[str, Any] = {
+    "dim": 2048, "attention_qkv_bias": False, "attention_multiplier": 0.015625, "bos_idx": 0,
+    "embedding_scale_factor": 12.0, "eos_idx": 0, "act_fn": "silu", "hidden_dim": 8192, "n_heads": 32, "n_layers": 40,
+    "n_kv_heads": 8, "norm_eps": 1e-05, "rope_theta": 10000000.0, "vocab_size": 49159, "use_hf_rope": False,
+    "residual_multiplier": 0.22, "logits_scaling": 8.0,
+}  # fmt: skip
+"""examples/models/granite/config/2b_config.json of pytorch/executorch."""
+
+SIMUMAX: dict[str, Any] = {
+    "model_type": "moe", "model_name": "deepseek_v3", "attention_type": "mla", "hidden_size": 7168, "head_num": 128,
+    "kv_head_num": 128, "head_size": 128, "intermediate_size": 18432, "moe_ffn_hidden_size": 2048,
+    "moe_shared_expert_intermediate_size": 2048, "layer_num": 61, "dense_layers": 3, "expert_num": 256,
+    "v_head_dim": 128, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "topk": 8, "vocab_size": 129280, "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/deepseekv3.json of MooreThreads/SimuMax."""
+
+SIMUMAX_MIXTRAL: dict[str, Any] = {
+    "model_type": "moe", "model_name": "mixtral_8x7b", "hidden_size": 4096, "head_num": 32, "kv_head_num": 8,
+    "head_size": 128, "intermediate_size": 14336, "layer_num": 32, "expert_num": 8, "topk": 2, "vocab_size": 32000,
+    "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/mixtral-8x7b.json of MooreThreads/SimuMax."""
+
+SIMUMAX_LLAMA: dict[str, Any] = {
+    "model_type": "dense", "model_name": "llama2_70b", "hidden_size": 8192, "head_num": 64, "kv_head_num": 8,
+    "head_size": 128, "intermediate_size": 28672, "layer_num": 80, "vocab_size": 32000, "use_swiglu": True,
+}  # fmt: skip
+"""configs/models/llama2-70b.json of MooreThreads/SimuMax."""
+
 GPT2 = {
     "n_layer": 12,
     "n_head": 12,
@@ -41,6 +92,9 @@ NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 
         (MISTRAL_7B, "mistral-7b"),
         ({**MISTRAL_7B, "moe": {"num_experts": 8, "num_experts_per_tok": 2}}, "mixtral-8x7b"),
         (GPT2, "gpt2"),
+        (SIMUMAX, "deepseek-v3"),
+        (SIMUMAX_MIXTRAL, "mixtral-8x7b"),
+        (SIMUMAX_LLAMA, "llama2-70b"),
     ],
 )
 def test_arguments_of_a_known_model_have_its_parameters(config: dict[str, Any], preset: str) -> None:
@@ -48,6 +102,25 @@ def test_arguments_of_a_known_model_have_its_parameters(config: dict[str, Any], 
     assert llmcalc.params(description).total == llmcalc.params(preset).total
     assert llmcalc.kv(description, seq=512).bytes == llmcalc.kv(preset, seq=512).bytes
     assert "read as" in description.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "model_type", "tied_total", "table"),
+    [
+        (EXECUTORCH, "qwen3", 4_022_468_096, 151936 * 2560),
+        (EXECUTORCH_QWEN2, "qwen2", 32_763_876_352, 0),
+        (EXECUTORCH_SMOLLM3, "smollm3", 3_075_098_624, 128256 * 2048),
+        (EXECUTORCH_GRANITE, "granite", 2_533_539_840, 49159 * 2048),
+    ],
+)
+def test_arguments_of_executorch_have_a_head_of_their_own(
+    config: dict[str, Any], model_type: str, tied_total: int, table: int
+) -> None:
+    """The published totals of Qwen3 4B, Qwen2.5 32B (untied), SmolLM3 3B and Granite 3.3 2B with 49,159 tokens."""
+    description = llmcalc.load(config)
+    assert description.config is not None
+    assert description.config["model_type"] == model_type
+    assert llmcalc.params(description).total == tied_total + table
 
 
 @pytest.mark.parametrize(
@@ -127,6 +200,24 @@ def test_mlcs_config_is_that_of_its_model() -> None:
         ({**GPT2, "bias": 1}, "bias: 1; expected true or false"),
         ({**NANOCHAT, "window_pattern": "SSSL"}, "window_pattern: 'SSSL'; nanochat's later models"),
         ({**LLAMA3_8B, "n_experts": 8}, "model_type: missing"),
+        ({**EXECUTORCH, "act_fn": "gelu"}, "act_fn: 'gelu'; expected 'silu' .ExecuTorch"),
+        ({**EXECUTORCH, "layer_types": ["conv"]}, "layer_types: a list; expected none"),
+        ({**EXECUTORCH, "use_qk_norm": 1}, "use_qk_norm: 1; expected true or false"),
+        ({**EXECUTORCH, "attention_qkv_bias": True}, "those of qwen2, qwen3 together; expected those of one"),
+        ({**EXECUTORCH, "qk_norm_before_rope": False}, "qk_norm_before_rope: expected true"),
+        (
+            {"name": "llama", "num_layers": 32, "n_head": 32, "hidden_dim": 4096, "vocab_size": 32000},
+            "fields of llm-analysis.*expected the config.json",
+        ),
+        (
+            {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},
+            "fields of TencentPretrain: they state no size of a vocabulary",
+        ),
+        ({**SIMUMAX, "use_swiglu": False}, "use_swiglu: False; expected true"),
+        ({**SIMUMAX, "layer_num": 0}, "layer_num: 0; expected a positive whole number"),
+        ({**SIMUMAX, "dense_layers": "3"}, "dense_layers: '3'; expected a number from 0 to"),
+        ({**SIMUMAX, "moe_shared_expert_intermediate_size": 3000}, "moe_shared.*: 3000; expected a multiple.*2048"),
+        ({**SIMUMAX, "window": 128}, "window: is no field of SimuMax's models"),
     ],
 )
 def test_arguments_without_such_a_class_are_refused(config: dict[str, Any], message: str) -> None:

@@ -214,7 +214,7 @@ def test_explain_prints_these_formulas() -> None:
     h, layers, vocab, keys = (
         s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter
     )
-    found = {f.quantity: f.in_hidden for f in model.formulas}
+    found = {f.quantity: f.hidden_expression for f in model.formulas}
     assert found["params"] - (12 * layers * h**2 + 2 * vocab * h) == 0
     assert found["flops"] - (24 * layers * h**2 + 4 * layers * keys * h + 2 * vocab * h) == 0
 
@@ -297,7 +297,7 @@ def test_a_layer_keeps_34sbh_and_5as2b(recompute: RecomputeChoice, layer: str, a
     both norms, 2 · 2 · 4 bytes per token.
     """
     found = kept(decoder(), replace(MEGATRON, recompute=recompute), Megatron)
-    in_hidden = {path: formula(found, f"layers{path}").in_hidden for path in ("", ".mlp")}
+    in_hidden = {path: formula(found, f"layers{path}").hidden_expression for path in ("", ".mlp")}
     assert write_expression(in_hidden[""]) == layer
     assert write_expression(in_hidden[".mlp"]) == mlp
     assert write_expression(formula(found, "layers.self_attn").expression) == attention

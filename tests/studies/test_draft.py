@@ -94,6 +94,39 @@ BY_HAND["qwen3-8b-dspark"] = [
 BY_HAND["qwen3-8b-domino"] = [
     *BY_HAND["qwen3-8b-dflash"], (3 * 1024, 4096), (3 * 1024, 1024), (256, 4096 + 1024), (151936, 256),
 ]  # prefix_gru without biases, embed_proj  # fmt: skip
+# fc, latent attention that reads 2 · 2560 numbers, a network of Llama, four norms, lm_head
+BY_HAND["deepseek-v3-lite-eagle3"] = [
+    (2560, 3 * 2560), (1536, 2 * 2560), (1536,), (32 * 192, 1536), (576, 2 * 2560), (512,), (32 * 256, 512),
+    (2560, 32 * 128), *[(8192, 2560)] * 3, *[(2560,)] * 4, (129280, 2560),
+]  # fmt: skip
+# the same with grouped queries, their norms, a router and 128 experts
+BY_HAND["qwen3-30b-a3b-eagle3-moe"] = [
+    (2048, 3 * 2048), *layer_tensors(2048, 2 * 2048, 32, 4, 128, 0), (128,), (128,), (128, 2048),
+    *[(768, 2048)] * 3 * 128, *[(2048,)] * 4, (32000, 2048),
+]  # fmt: skip
+# gpt-oss's router and 16 experts have biases, Llama's attention has none
+BY_HAND["gpt-oss-20b-eagle3-moe"] = [
+    (2880, 3 * 2880), *layer_tensors(2880, 2 * 2880, 64, 8, 64, 0), (16, 2880), (16,),
+    *[(2 * 17280, 2880), (2 * 17280,), (2880, 17280), (2880,)] * 16, *[(2880,)] * 4, (32000, 2880),
+]  # fmt: skip
+# DSpark's five layers with DeepSeek-V4's router, 64 experts and a shared one, whose correction is no parameter
+BY_HAND["deepseek-v4-flash-dspark-moe"] = [
+    (4096, 5 * 4096), *[(4096,)] * 2,
+    *[
+        *layer_tensors(4096, 4096, 32, 8, 128, 0), (4096,), (4096,), (128,), (128,), (64, 4096),
+        *[(2048, 4096)] * 3 * 65,
+    ] * 5,
+    (129280, 256), (129280, 256), (1, 4096 + 256), (1,),
+]  # fmt: skip
+# with Qwen3.5's 512 experts, and a shared one of its own width with a gate
+BY_HAND["qwen3.8-27b-dspark-moe"] = [
+    (5120, 5 * 5120), *[(5120,)] * 2,
+    *[
+        *layer_tensors(5120, 5120, 32, 8, 128, 0), (5120,), (5120,), (128,), (128,), (512, 5120),
+        *[(512, 5120)] * 3 * 512, *[(2048, 5120)] * 3, (1, 5120),
+    ] * 5,
+    (248320, 256), (248320, 256), (1, 5120 + 256), (1,),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -219,7 +252,7 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
         ),
         (
             {"architectures": ["KimiK3DSpark5MLADraftModel"], "model_type": "qwen3", "kv_lora_rank": 512},
-            "kv_lora_rank: 512 is a field of a draft model whose layers are not supported",
+            "KimiK3DSpark5MLADraftModel is the class of a draft model whose layers are not supported",
         ),
         ({"architectures": ["K3DSparkModel"], "model_type": "k3_dspark", "q_lora_rank": 9}, "q_lora_rank: 9 is a"),
         ({"model_type": "k3_dspark", "hidden_size": 7168}, "model_type: k3_dspark is of a draft model"),
@@ -230,9 +263,10 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
             "n_mtp_layers: 3 is a field of a draft model whose",
         ),
         (
-            {"architectures": ["GptOssForCausalLMEagle3"], "num_local_experts": 16},
+            {"architectures": ["DSparkDraftModel"], "num_local_experts": 16},
             "num_local_experts: 16 is a field of a",
         ),
+        ({"architectures": ["EagleDeepSeekMTPModel"]}, "EagleDeepSeekMTPModel is the class of a draft model whose"),
         (
             {"architectures": ["DSparkDraftModel"], "dflash_config": {"attention_mode": "mla"}},
             "'mla' is the attention of",
@@ -273,6 +307,13 @@ def test_heads_agree_with_the_reference(shape: dict[str, Any]) -> None:
     comparison = compare_memory(spec, default_runs(spec, 2, 8), "meta")
     assert len(comparison.checks) == 17
     assert all(check.ok for check in comparison.checks), [check for check in comparison.checks if not check.ok]
+
+
+def test_a_block_draft_narrower_than_its_target_has_its_own_embedding_and_head() -> None:
+    """vLLM's `fc` reads five states of the target's width, and no table of the target fits."""
+    config = DRAFTS["qwen3-8b-dflash"]["config"]
+    narrower = llmcalc.params({**config, "target_hidden_size": 5120}).total
+    assert narrower == llmcalc.params(config).total + 4096 * 5 * (5120 - 4096) + 2 * 151936 * 4096
 
 
 def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -347,10 +348,10 @@ REFUSED = {
     "time llama3-8b --hardware h100 --dp 8 --zero-group 4": "--zero-group 4: nothing is sharded; expected",
     "time llama3-8b --hardware h100 --dp 8 --zero 1 --zero-group 3": "--zero-group 3: expected a divisor of dp",
     "time llama3-8b --hardware h100 --fsdp 4 --zero-group 4 --hsdp-replicas 2": "--hsdp-replicas says it",
-    "memory llama3-8b --precision fp8": "not modelled under torch; expected --framework megatron",
+    "memory llama3-8b --precision fp8": "not modelled under torch; expected --framework fsdp2 or megatron",
     "memory llama3-8b --precision nvfp4 --framework megatron": "expected llmcalc time, which has it",
     "memory llama3-8b --precision mxfp8 --framework megatron --hardware h100": "mxfp8 does not run on H100-SXM",
-    "plan llama3-8b --precision fp8 --framework fsdp2 --devices 8 --hardware h100": "not modelled under FSDP2",
+    "plan llama3-8b --precision mxfp8 --framework fsdp2 --devices 8 --hardware h100": "not modelled under FSDP2",
     "fit llama3-8b --precision fp8 --hardware h100": "--precision fp8: the memory of its products is not modelled",
     "time bert-base --hardware h100 --phase decode": "an encoder-only model does not decode",
     "plan gpt2 --hardware h100 --devices 2 --by memory --stack maxtext": "--stack: is of the order by time",
@@ -358,6 +359,18 @@ REFUSED = {
     "plan gpt2 --hardware h100 --devices 2 --overlap some": "--overlap: 'some' is not known",
     "plan gpt2 --hardware h100 --devices 2 --where tp": "--where: 'tp'; expected sizes of a layout such as tp=8,pp=16",
 }
+
+
+def test_fp8_of_torch_is_an_estimate_of_sharded_layers(run: Any) -> None:
+    """torchao's linear layers save what those of bf16 do; adapters beside them are not modelled."""
+    words = "memory", "gpt2", "--fsdp", "8"
+    answer = run(*words, "--precision", "fp8").out
+    assert "fp8 products, fp32 master" in answer
+    assert "torchao's products in float8, as those of bf16" in answer
+    document = json.loads(run(*words, "--precision", "fp8", "--format", "json").out)
+    term = next(term for term in document["memory"]["terms"] if term["name"] == "tensors")
+    assert (term["status"], "float8" in term["witness"]) == ("estimate", True)
+    assert "adapters beside products in 8 bits" in run(*words, "--precision", "fp8", "--lora-rank", "8").error
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -46,11 +46,15 @@ def first_examples() -> dict[str, Component]:
 
 
 def formulas_of(explanation: Explanation) -> dict[str, str]:
-    return {place.name: write_expression(s.formulas[0].expression) for s in explanation.sections for place in s.places}
+    return {
+        place.name: write_expression(s.formulas[0].expression)
+        for s in explanation.sections
+        for place in s.formula_nodes
+    }
 
 
 def values_of(explanation: Explanation) -> dict[str, int]:
-    return {place.name: int(s.formulas[0].value) for s in explanation.sections for place in s.places}
+    return {place.name: int(s.formulas[0].value) for s in explanation.sections for place in s.formula_nodes}
 
 
 def activations(spec: ModelSpec, seq: int = SEQ, training: TrainingSetting = TWO) -> Activations:

@@ -295,7 +295,7 @@ def test_a_formula_that_does_not_give_the_number_is_never_given() -> None:
 
 
 def places(spec: ModelSpec, query: str) -> list[str]:
-    return [found.path for found in Formulas(spec).find(query)]
+    return [found.path for found in Formulas(spec).find_nodes(query)]
 
 
 def test_a_node_is_found_by_the_end_of_its_path() -> None:
@@ -315,10 +315,10 @@ def test_a_node_is_found_by_the_end_of_its_path() -> None:
 
 def test_places_with_the_same_formulas_share_a_section() -> None:
     spec = load_preset("deepseek-v3").model
-    assert [[p.path for p in s.places] for s in explain(spec, "self_attn").sections] == [
+    assert [[p.path for p in s.formula_nodes] for s in explain(spec, "self_attn").sections] == [
         ["layers.0-2.self_attn", "layers.3-60.self_attn", "mtp.0.block.self_attn"]
     ]
-    assert [len(s.places) for s in explain(spec, "mlp").sections] == [1, 2]
+    assert [len(s.formula_nodes) for s in explain(spec, "mlp").sections] == [1, 2]
     tables = report(load_preset("deepseek-v3"), explain(spec, "layers", "kv")).tables
     assert [table.columns[1].title for table in tables] == ["layers (one of 61)", "stands for"]
 

@@ -415,7 +415,7 @@ def full_server(row: Row) -> tuple[Replica, int]:
     flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
     if row["checkpoint"]:
         return _default_server(row, record, version, flags)
-    flags[record.instead["--seq"].lstrip("-")] = length
+    flags[record.flags_by_option["--seq"].lstrip("-")] = length
     if preset.checkpoint is None and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
     if row["kv_bits"] == "8":
@@ -437,7 +437,7 @@ def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dic
     if preset.checkpoint is None:
         flags |= CHECKPOINTS[row["checkpoint"]]
     if row["model_len"]:
-        flags[record.instead["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
+        flags[record.flags_by_option["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
     if row["step_tokens"]:
         flags[record.step_tokens] = row.whole("step_tokens")
     memory = record.memory_on(preset, row.hardware, version, flags)

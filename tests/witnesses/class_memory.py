@@ -371,7 +371,7 @@ def measured(
     """
     seq = FAMILIES[name].seq if seq is None else seq
     config = config_of(name)
-    config |= dict.fromkeys(family_of(config["model_type"]).dropout.values(), dropout)
+    config |= dict.fromkeys(family_of(config["model_type"]).dropout_fields.values(), dropout)
     spec, model = spec_of(config), class_to_train(config)
     choices = kernels_of(model)
     with in_training(model) if dropout else nullcontext():

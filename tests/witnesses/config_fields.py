@@ -31,7 +31,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.optional import WITHOUT_FLOPS
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_model_of
 from llmcalc.witnesses.transformers import build, class_settings_of, run_forward
 from llmcalc.witnesses.witness import fields_of, witness_of
 from tests.builders import run_config
@@ -187,7 +187,7 @@ def fields_asked(config: dict[str, Any]) -> dict[str, Any]:
 
     with mock.patch.object(Config, "__post_init__", post_init):
         read_config(config)
-    return {c.where + name: c.defaults.get(name) for c in configs for name in c.fields_read}
+    return {c.location + name: c.defaults.get(name) for c in configs for name in c.fields_read}
 
 
 def at(config: Mapping[str, Any], path: str) -> Any:
@@ -247,7 +247,7 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
     def before() -> dict[str, Any]:
         return {path: attribute(made, path) for path in class_reads(config)}
 
-    depth = text_of(config)[1].get("num_hidden_layers") or 3
+    depth = text_model_of(config)[1].get("num_hidden_layers") or 3
     for path, default in sorted(asked.items()):
         name = path.rpartition(".")[2]
         if name in UNTOUCHED | {"num_labels"} | COUNTED_BESIDE_THE_CLASS.keys():
@@ -312,7 +312,7 @@ def configs_of(kind: str) -> Iterator[dict[str, Any]]:
     Of shapes with the same fields for several classes, only the first is used.
     """
     met: list[dict[str, Any]] = []
-    for shape in shapes_of(kind) if family_of(kind).read is not None else ():
+    for shape in shapes_of(kind) if family_of(kind).read_model is not None else ():
         fields = {name: value for name, value in shape.items() if name != "architectures"}
         if fields not in met:
             met.append(fields)

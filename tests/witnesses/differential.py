@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> int:
     wrong = 0
     totals: dict[str, int] = {}
     for kind in given.kinds or model_types():
-        if family_of(kind).read is None:
+        if family_of(kind).read_model is None:
             continue
         tally: dict[str, int] = {}
         for i, name, value, config in of_kind(kind) if given.sample is None else sampled(kind, given.sample):

@@ -89,7 +89,7 @@ def test_a_class_in_training_keeps_the_same_of_dropout(name: str) -> None:
     """
     _, _, theirs, ours = both(name, dropout=0.1)
     named = explained(name)
-    if "attention" in family_of(config_of(name)["model_type"]).dropout:
+    if "attention" in family_of(config_of(name)["model_type"]).dropout_fields:
         named["softmax in bfloat16"] = named.get("softmax in bfloat16", 0) // 2
     assert theirs.saved - ours.saved == sum(named.values())
 

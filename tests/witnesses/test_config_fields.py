@@ -15,12 +15,12 @@ import pytest
 from llmcalc.sources.huggingface import parts, registry
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.families.llama import llama
-from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
 from tests.builders import with_other_causes
 from tests.families import shapes_of
 from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences, fields_asked
 
-KINDS = [kind for kind in model_types() if not family_of(kind).code]
+KINDS = [kind for kind in model_types() if not family_of(kind).source]
 
 SHARES = 4
 """Number of tests that share the model types, so that several processes can run them."""
@@ -56,7 +56,9 @@ def test_fields_count_exactly_where_the_class_reads_them(share: int) -> None:
         for kind in kinds:
             configs = [config for number, config in enumerate(configs_of(kind)) if (kind, number) in SAMPLE]
             found += [str(difference) for config in configs for difference in differences(config, known)]
-        assert known or all(family_of(kind).text is not None or _leaves_an_encoder_out(kind) for kind in kinds), lineage
+        assert known or all(family_of(kind).text_type is not None or _leaves_an_encoder_out(kind) for kind in kinds), (
+            lineage
+        )
     assert not found, "\n".join(found)
 
 
@@ -73,8 +75,8 @@ def test_fields_count_in_every_shape_where_the_class_reads_them(kind: str) -> No
 
 
 def test_every_family_has_a_class() -> None:
-    without = [kind for kind in KINDS if kind not in classes() and family_of(kind).like is None]
-    assert all(family_of(kind).text is not None or shapes_of(kind)[0]["architectures"] for kind in without)
+    without = [kind for kind in KINDS if kind not in library_class_names() and family_of(kind).class_model_type is None]
+    assert all(family_of(kind).text_type is not None or shapes_of(kind)[0]["architectures"] for kind in without)
     assert all(class_reads(shapes_of(kind)[0]) for kind in ("mimo", "kimi_k2", "internlm3"))  # classes of other types
 
 
@@ -106,7 +108,7 @@ def test_a_window_that_the_class_does_not_have_is_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("field", ["head_dim", "num_key_value_heads"])
 def test_a_size_that_only_rotary_angles_read_is_found(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     """ModernBERT's rotary embedding reads `head_dim`, its projections do not."""
-    known = family_of("modernbert").read
+    known = family_of("modernbert").read_model
     assert known is not None
 
     def read(c: Config) -> dict[str, Any]:

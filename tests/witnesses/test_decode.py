@@ -19,10 +19,10 @@ import pytest
 
 from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_of
-from llmcalc.flow.tree import Use
+from llmcalc.flow.tree import OpUse
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
-from llmcalc.sources.huggingface.registry import FILES, text_of
+from llmcalc.sources.huggingface.registry import FILES, text_model_of
 from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import (
@@ -260,7 +260,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
     """FLOPs of one token after others, with the extra work of the class."""
     found = [MORE[key] for key in more]
 
-    def cost(use: Use) -> Number:
+    def cost(use: OpUse) -> Number:
         op = use.op
         for one in found:
             op = one.follow(op)
@@ -268,7 +268,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
-    counted = prod(one.times for one in found) * class_total(text_of(config)[2], "forward_flops", cost, spec, run)
+    counted = prod(one.times for one in found) * class_total(text_model_of(config)[2], "forward_flops", cost, spec, run)
     return counted + sum(one.extra(spec) for one in found)
 
 
@@ -315,7 +315,7 @@ def test_every_family_that_decodes_is_here() -> None:
         while text is not None and text not in here | ENCODERS:
             family = family_of_class(text)
             assert family is not None
-            text = family.text
+            text = family.text_type
         assert text is not None, kind
     assert {kind for one in MORE.values() for kind in one.families.split()} | {*WITHOUT_CACHE} <= here
     assert not here & ENCODERS

@@ -31,7 +31,7 @@ OF_OTHERS = "encoder-decoder"
 KINDS = [
     kind
     for kind in model_types()
-    if family_of(kind).read is not None and not family_of(kind).code and kind != OF_OTHERS
+    if family_of(kind).read_model is not None and not family_of(kind).source and kind != OF_OTHERS
 ]
 
 SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_OF[kind]]))

@@ -240,7 +240,7 @@ def test_all_processes_end_when_one_does_not_answer(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(InputError, match=message):
-        run_processes(pairs()[:1], limit=limit, module="bad_process")
+        run_processes(pairs()[:1], time_limit=limit, module="bad_process")
     processes = [int(path.read_text()) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert processes or "hangs" in request.node.name  # on a busy machine none may have begun after 2 seconds
     assert not any(map(alive, processes))

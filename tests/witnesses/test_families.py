@@ -19,7 +19,7 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_model_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -54,8 +54,8 @@ def _rules(config: dict[str, Any]) -> set[Any]:
     """What reads a config: the file of its family, and what the family's record says of it alone."""
     kind = config["model_type"]
     family, file = family_of(kind), FILE_OF[kind]
-    rules = (family.ties, family.like, family.quirks, *family.deviations, *family.modules.items())
-    return {file, family.read, *((file, name) for name in family.defaults), *map(repr, rules)}
+    rules = (family.tying_source, family.class_model_type, family.quirks, *family.deviations, *family.modules.items())
+    return {file, family.read_model, *((file, name) for name in family.defaults), *map(repr, rules)}
 
 
 def shapes_with_lengths() -> Iterator[Any]:
@@ -133,7 +133,7 @@ def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
 
 
 @in_one_test
-@pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
+@pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read_model is not None])
 def test_every_family_has_two_shapes(kind: str) -> None:
     assert len(shapes_of(kind)) >= 2
 
@@ -145,8 +145,8 @@ def _text(table: dict[str, Any]) -> dict[str, Any]:
 
 def _wraps_a_text_model(kind: str) -> bool:
     """Whether the text model lies in the wrapper itself, and not in a wrapper within it."""
-    text = family_of(kind).text
-    return text is not None and family_of(text).text is None
+    text = family_of(kind).text_type
+    return text is not None and family_of(text).text_type is None
 
 
 @in_one_test
@@ -156,25 +156,25 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     fields.
     """
     family = family_of(kind)
-    file = next(f for f, kinds in FILES.items() if family.text in kinds)
+    file = next(f for f, kinds in FILES.items() if family.text_type in kinds)
     shapes = [
         s
         for shapes in import_module(f"tests.families.{file}").SHAPES.values()
         for s in shapes
-        if s["model_type"] == family.text and s.get("is_encoder_decoder") is not False  # a decoder alone
+        if s["model_type"] == family.text_type and s.get("is_encoder_decoder") is not False  # a decoder alone
     ]
-    never = {"tie_word_embeddings": False} if family.ties == "never" else {}
+    never = {"tie_word_embeddings": False} if family.tying_source == "never" else {}
     assert shapes
     for shape in shapes:
         wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
         assert _without_loss(_text(read_config({**wrapper, family.text_section: shape})[0])) == _without_loss(
-            _text(read_config({**family.filled, **shape, **never})[0])
+            _text(read_config({**family.text_defaults, **shape, **never})[0])
         )
-        if "tie_word_embeddings" in shape and family.ties == "wrapper":
+        if "tie_word_embeddings" in shape and family.tying_source == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
             assert _without_loss(_text(read_config({**outer, family.text_section: untold})[0])) == _without_loss(
-                read_config({**family.filled, **shape})[0]
+                read_config({**family.text_defaults, **shape})[0]
             )
 
 
@@ -223,7 +223,7 @@ default. Any other such field does not exist if a config omits it.
 
 
 @in_one_test
-@pytest.mark.parametrize("kind", [kind for kind in model_types() if not family_of(kind).code])
+@pytest.mark.parametrize("kind", [kind for kind in model_types() if not family_of(kind).source])
 def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     """A field that a config omits has the default of its class; a changed default in another version of transformers
     fails here.
@@ -247,7 +247,7 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
 def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")
     spec = load(str(case)).model
-    kind = text_of(_read(case / "config.json"))[2]
+    kind = text_model_of(_read(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
         assert class_total(kind, "forward_flops", forward_of, spec, run_config(seq=int(seq))) == flops

@@ -18,7 +18,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops, parameters
@@ -40,14 +40,14 @@ def _classes() -> dict[str, list[str]]:
     """transformers model type → its classes with a head, as test_classes.py finds them in the library."""
     return {
         kind: [name for name in names if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")]
-        for kind, names in classes().items()
+        for kind, names in library_class_names().items()
     }
 
 
 KINDS = [
     kind
     for kind in model_types()
-    if family_of(kind).read is not None and witness_of(kind) == kind and not family_of(kind).code
+    if family_of(kind).read_model is not None and witness_of(kind) == kind and not family_of(kind).source
 ]
 
 
@@ -154,4 +154,4 @@ def test_a_choice_of_a_family_without_one_is_refused() -> None:
 
 def test_the_kinds_of_head_are_the_types_of_head() -> None:
     """A projection is a part of the classes that have it, which no other class can be given."""
-    assert {*get_args(HeadKind), "projection"} == set(HEADS.homes)
+    assert {*get_args(HeadKind), "projection"} == set(HEADS.class_paths)

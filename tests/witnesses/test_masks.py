@@ -170,5 +170,5 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
 
 def test_every_family_is_here_or_says_why_not() -> None:
     here = {config["model_type"] for file in WITH_CLASSES for _, config, _ in shapes(file, True)}
-    read = {kind for kind in model_types() if family_of(kind).read is not None and not family_of(kind).code}
+    read = {kind for kind in model_types() if family_of(kind).read_model is not None and not family_of(kind).source}
     assert read - here == {*WITHOUT_WEIGHTS, *OTHERWISE, *IDLE}

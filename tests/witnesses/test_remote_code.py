@@ -32,7 +32,7 @@ from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "remote_code.json").read_text())
-KINDS = [kind for kind in model_types() if family_of(kind).code]
+KINDS = [kind for kind in model_types() if family_of(kind).source]
 SHAPES = {
     f"{cls}-{shape['model_type']}-{i}": {"architectures": [cls], **shape}
     for file in FILES
@@ -44,7 +44,7 @@ SHAPES = {
 
 def read_and_built(config: dict[str, Any]) -> set[Any]:
     """The function that reads the family, and the parts whose formulas are compared."""
-    return {family_of(config["model_type"]).read, *kinds_of_parts(spec_of(config))}
+    return {family_of(config["model_type"]).read_model, *kinds_of_parts(spec_of(config))}
 
 
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
@@ -378,8 +378,8 @@ def test_a_model_has_the_size_that_its_publisher_gives(name: str) -> None:
 @in_one_test
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_source_of_the_class_is_given(kind: str) -> None:
-    assert family_of(kind).code.startswith("https://")
-    assert family_of(kind).like is None
+    assert family_of(kind).source.startswith("https://")
+    assert family_of(kind).class_model_type is None
 
 
 SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

@@ -11,7 +11,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import parameters
@@ -32,7 +32,7 @@ def _config(kind: str) -> dict[str, Any]:
 
 def files_of(kind: str) -> set[str]:
     """What reads a wrapper and its text model."""
-    return {FILE_OF[kind], FILE_OF.get(family_of(kind).text or "", "")}
+    return {FILE_OF[kind], FILE_OF.get(family_of(kind).text_type or "", "")}
 
 
 @pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS}, files_of))
@@ -40,7 +40,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     config = _config(kind)
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build(config)
-    text_type = text_of(config)[2]
+    text_type = text_model_of(config)[2]
     encoders = held(model, WRAPPERS[kind].modules)
     assert encoders
     assert class_total(text_type, "parameters", total_of, spec) == parameters(model)[""] - encoders
@@ -71,7 +71,7 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
 def rules_of(kind: str) -> set[Any]:
     """What decides whether a wrapper's head is tied: its own rules, and the file that reads its text model."""
     family = family_of(kind)
-    return {FILE_OF.get(family.text or ""), ("ties", family.ties), ("generates", family.generates)}
+    return {FILE_OF.get(family.text_type or ""), ("ties", family.tying_source), ("generates", family.generates_text)}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def rules_of(kind: str) -> set[Any]:
     [(True, False), pytest.param(False, True, marks=pytest.mark.exhaustive), (None, True), (None, False)],
 )
 @pytest.mark.parametrize(
-    "kind", sampled({kind: kind for kind in WRAPPERS if family_of(kind).text not in NO_TIES}, rules_of)
+    "kind", sampled({kind: kind for kind in WRAPPERS if family_of(kind).text_type not in NO_TIES}, rules_of)
 )
 def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None, inner: bool) -> None:
     """Without a value in the wrapper the text model's counts, unless the class ties nothing."""
@@ -91,7 +91,7 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None,
     tied_in[section] = {**tied_in[section], "tie_word_embeddings": inner}
     if outer is None:
         text = read_config(tied_in[section])[0]["tie_word_embeddings"]
-        assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).ties != "never")
+        assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).tying_source != "never")
         return
     tied_in["tie_word_embeddings"] = outer
     model: Any = build(config, is_to_run=False).get_submodule(WRAPPERS[kind].text_model)
@@ -118,7 +118,7 @@ def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, de
     config = {**_config(kind), "decoder": decoder}
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build(config)
-    text_type = text_of(config)[2]
+    text_type = text_model_of(config)[2]
     assert table["decoder"]["block"]["idle_cross_attention"]
     uncounted = held(model, WRAPPERS[kind].modules)
     assert class_total(text_type, "parameters", total_of, spec) == parameters(model)[""] - uncounted
@@ -133,6 +133,8 @@ def test_a_decoder_without_a_causal_class_is_refused() -> None:
 
 
 def test_every_wrapper_with_uncounted_encoders_is_compared() -> None:
-    wrappers = [kind for kind in model_types() if family_of(kind).text is not None]  # of the others, test_families.py
+    wrappers = [
+        kind for kind in model_types() if family_of(kind).text_type is not None
+    ]  # of the others, test_families.py
     uncounted = {kind for kind in wrappers if family_of(kind).uncounted_encoders}
     assert uncounted == {*WRAPPERS, *UNBUILT}

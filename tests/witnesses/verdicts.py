@@ -91,7 +91,7 @@ def configs(file: str) -> Iterator[dict[str, Any]]:
     from tests.components.towers.tower_shapes import WRAPPERS
 
     for kind in FILES[file]:
-        if family_of(kind).read is not None:
+        if family_of(kind).read_model is not None:
             yield from shapes_of(kind)
         if kind in WRAPPERS:
             yield wrapped(kind, WRAPPERS[kind][2][0])

@@ -22,11 +22,11 @@ def picture_file(path: Path, option: str = "--output") -> Path:
 
 
 def _file_option(name: str) -> Any:
-    def checked(path: Path) -> Path:
+    def check_path(path: Path) -> Path:
         return picture_file(path, name)
 
     return typer.Option(
-        name, "-o", metavar="FILE", callback=checked, help="A .svg, .png or .pdf file.", show_default=False
+        name, "-o", metavar="FILE", callback=check_path, help="A .svg, .png or .pdf file.", show_default=False
     )
 
 
@@ -57,5 +57,5 @@ PaperColumns: TypeAlias = Annotated[
 
 def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
     """Writes a picture, completely or not at all, in the format of the file suffix. option: the option's name."""
-    with open_whole_file(output, option) as out:
-        out.buffer.write(figure_bytes(figure, format_of(output)))
+    with open_whole_file(output, option) as output_file:
+        output_file.buffer.write(figure_bytes(figure, format_of(output)))

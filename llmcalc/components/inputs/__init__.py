@@ -1,4 +1,4 @@
-"""Rules by which processors cut images and audio for the encoders beside a text model.
+"""The rules by which processors cut images and audio into the inputs of a text model's encoders.
 
 A rule may be changed or added without reading the others or the encoders: a config's `inputs` names one, and all that
 it answers is the number of patches and tokens of an image or of audio.

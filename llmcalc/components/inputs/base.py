@@ -14,7 +14,7 @@ from ..base import Part
 
 
 @frozen(slots=True)
-class Encoded:
+class EncodedInput:
     """The patches and tokens of one image or one recording, as an encoder and a text model read them.
 
     parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
@@ -44,7 +44,7 @@ class ImageRule(Part):
         """Returns the rule for images in a sequence with several images."""
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         """Returns the patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
@@ -57,7 +57,7 @@ class AudioRule(Part):
 
     noun = "rule of a processor"
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         """Returns the clips, frames and tokens of a recording.
 
         Raises `InputError` for a length that the processor refuses.
@@ -66,14 +66,14 @@ class AudioRule(Part):
 
 
 def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose aspect ratio exceeds the limit."""
+    """Returns the error for an image whose aspect ratio exceeds a limit."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )
 
 
 def check_longest(seconds: float, max_seconds: int | None) -> None:
-    """Raises `InputError` for a recording whose rest the processor drops."""
+    """Raises `InputError` for a recording that is longer than the processor reads."""
     if max_seconds is not None and seconds > max_seconds:
         raise InputError(
             f"--audio {seconds:g}: the model reads at most {max_seconds} seconds of a recording; expected at most "

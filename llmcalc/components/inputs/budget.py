@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio and are scaled to a budget of tokens; padding fills the rest of the budget.
+"""The rule for images scaled to a budget of tokens in their aspect ratio; padding fills the rest of the budget.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Budget(ImageRule):
@@ -33,10 +33,10 @@ class Budget(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     projects_padding: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        patches, factor = self.max_tokens * self.merge**2, self.merge * patch_size
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         scale = sqrt(patches * patch_size**2 / (height * width))
-        rows, columns = floor(scale * height / factor), floor(scale * width / factor)
+        rows, columns = floor(scale * height / token_size), floor(scale * width / token_size)
         if rows == columns == 0:
             raise InputError(
                 f"--image {width}x{height}: the processor makes no image of it with max_tokens {self.max_tokens}; "
@@ -49,4 +49,4 @@ class Budget(ImageRule):
         if rows * columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
         real_patches = None if self.projects_padding else rows * columns * self.merge**2
-        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches)
+        return EncodedInput(1, patches, 1, rows * columns + self.marks, real_patches)

@@ -1,4 +1,4 @@
-"""Images are padded to the tile grid that changes the scale least; the encoder also reads the whole image.
+"""The rule for images padded to the tile grid that changes their scale least, beside the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Canvas(ImageRule):
@@ -37,19 +37,19 @@ class Canvas(ImageRule):
                 changes_by_grid[tiles_down, tiles_across] = _to_single_precision(
                     min(tiles_down * self.size / height, tiles_across * self.size / width)
                 )
-        enlarging = [scale for scale in changes_by_grid.values() if scale >= 1]
-        scale = min(enlarging) if enlarging else max(changes_by_grid.values())
+        enlarging_scales = [scale for scale in changes_by_grid.values() if scale >= 1]
+        scale = min(enlarging_scales) if enlarging_scales else max(changes_by_grid.values())
         return min(
             (grid for grid in changes_by_grid if changes_by_grid[grid] == scale), key=lambda grid: grid[0] * grid[1]
         )
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles_down, tiles_across = self._tile_grid(height, width)
         patches_per_side, tiles = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
         if tiles == 1:
-            return Encoded(1, patches_per_side, patches_per_side, image_tokens)
-        return Encoded(
+            return EncodedInput(1, patches_per_side, patches_per_side, image_tokens)
+        return EncodedInput(
             tiles + 1,
             patches_per_side,
             patches_per_side,
@@ -57,6 +57,6 @@ class Canvas(ImageRule):
         )
 
 
-def _to_single_precision(value: float) -> float:
+def _to_single_precision(scale: float) -> float:
     """Rounds a number to single precision, in which the processor compares scales."""
-    return unpack("f", pack("f", value))[0]
+    return unpack("f", pack("f", scale))[0]

@@ -1,4 +1,4 @@
-"""A recording is convolved in chunks of frames, the last of which may be shorter.
+"""The rule for recordings that an encoder convolves in chunks of frames; the last chunk may be shorter.
 
 Qwen2.5-Omni, Qwen3-Omni and Qwen3-ASR. transformers: processing files of models/qwen2_5_omni, qwen3_omni_moe and
 qwen3_asr.
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, Encoded, check_longest
+from .base import AudioRule, EncodedInput, check_longest
 from .clips import HOP, RATE
 
 
@@ -35,18 +35,18 @@ class Chunks(AudioRule):
     least_samples: Width = 1
     max_seconds: Width | None = None
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         check_longest(seconds, self.max_seconds)
         samples = max(round(seconds * RATE), self.least_samples)
         frames = samples // HOP if self.drops_rest else -(-samples // HOP)
-        whole_chunks, rest = divmod(frames, self.chunk)
-        positions = whole_chunks * self._positions_of(self.chunk) + self._positions_of(rest)
+        whole_chunks, last_frames = divmod(frames, self.chunk)
+        positions = whole_chunks * self._positions_of(self.chunk) + self._positions_of(last_frames)
         tokens = positions // self.merge
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
-        read_frames = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
-        return Encoded(1, frames, 1, tokens, read_frames)
+        frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
+        return EncodedInput(1, frames, 1, tokens, frames_read_by_projector)
 
     def _positions_of(self, frames: int) -> int:
-        """Returns the positions of so many frames of one chunk."""
+        """Returns the number of encoder positions of a chunk with this number of frames."""
         return -(-frames // 2**self.halvings)

@@ -1,4 +1,4 @@
-"""Audio is cut into clips of equal length, and the last clip is padded to that length, as Whisper reads them.
+"""The rule for audio that is cut into clips of equal length, the last of them padded, as for Whisper.
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, Encoded, frames_of
+from .base import AudioRule, EncodedInput, frames_of
 
 RATE, HOP = 16_000, 160
 """Samples per second, and samples per frame."""
@@ -45,7 +45,7 @@ class Clips(AudioRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     fits: Flag = False
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
         if frames > self.frames and not self.several:
             raise InputError(
@@ -61,13 +61,13 @@ class Clips(AudioRule):
         if self.fits:
             return self._fitted(max(frames, LEAST_FRAMES), clip_count)
         positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
-        return Encoded(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
+        return EncodedInput(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
 
-    def _fitted(self, frames: int, clip_count: int) -> Encoded:
-        """Returns the frames that the encoder reads of one clip or several, and whole tokens of each."""
+    def _fitted(self, frames: int, clip_count: int) -> EncodedInput:
+        """Returns the patches and tokens of clips whose last clip is not padded to the full length."""
         frames_per_token = 2 * self.merge
-        rest = frames - (clip_count - 1) * self.frames
-        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-rest // frames_per_token)
-        rows = frames if clip_count == 1 else self.frames
-        read_frames = clip_count * frames_per_token * -(-rows // frames_per_token)
-        return Encoded(clip_count, rows, 1, tokens + self.marks, read_frames)
+        last_frames = frames - (clip_count - 1) * self.frames
+        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_frames // frames_per_token)
+        frames_of_clip = frames if clip_count == 1 else self.frames
+        frames_read_by_projector = clip_count * frames_per_token * -(-frames_of_clip // frames_per_token)
+        return EncodedInput(clip_count, frames_of_clip, 1, tokens + self.marks, frames_read_by_projector)

@@ -1,4 +1,4 @@
-"""An image is cut into the fewest tiles that cover it at its own resolution; the encoder also reads the whole image.
+"""The rule for images cut into the fewest tiles that cover them at full resolution, beside the whole image.
 
 Ovis (Lu 2024, arXiv:2405.20797). transformers: models/ovis2/image_processing_ovis2.py and processing_ovis2.py.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 COVERED_SHARE = 0.9
 """The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
@@ -32,33 +32,33 @@ class Covering(ImageRule):
     merge: Width
 
     def _covered_share(self, height: int, width: int, columns: int, rows: int) -> float:
-        """Returns the share of an image's area that remains if its longest sides are shrunk to that of a tile."""
+        """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
         row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
         column_widths = [width // rows] * (rows - 1) + [width - width // rows * (rows - 1)]
         area = 0.0
         for row_height in row_heights:
             for column_width in column_widths:
-                long, short = max(row_height, column_width), min(row_height, column_width)
-                area += short / long * self.size * self.size if long > self.size else long * short
+                longer, shorter = max(row_height, column_width), min(row_height, column_width)
+                area += shorter / longer * self.size * self.size if longer > self.size else longer * shorter
         return area / (width * height)
 
     def _fewest_tiles(self, height: int, width: int) -> int:
-        """Returns the number of tiles."""
+        """Returns the fewest tiles that keep most of the image's area."""
         grids = [
             (columns, rows)
             for columns in range(1, self.max_tiles + 1)
             for rows in range(1, self.max_tiles // columns + 1)
         ]
-        shares = {grid: self._covered_share(height, width, *grid) for grid in grids}
-        covering_sizes = [columns * rows for (columns, rows), share in shares.items() if share > COVERED_SHARE]
-        if covering_sizes:
-            return min(covering_sizes)
-        most_covered = max(shares.values())
-        return min(columns * rows for (columns, rows), share in shares.items() if share == most_covered)
+        share_by_grid = {grid: self._covered_share(height, width, *grid) for grid in grids}
+        tile_counts = [columns * rows for (columns, rows), share in share_by_grid.items() if share > COVERED_SHARE]
+        if tile_counts:
+            return min(tile_counts)
+        most_covered = max(share_by_grid.values())
+        return min(columns * rows for (columns, rows), share in share_by_grid.items() if share == most_covered)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles = self._fewest_tiles(height, width)
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
-        return Encoded(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)
+        return EncodedInput(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)

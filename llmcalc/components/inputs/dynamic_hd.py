@@ -1,4 +1,4 @@
-"""An image is padded to the tiles of its own size; tokens of padding are left out, and lines of tokens are marked.
+"""The rule for images padded to whole tiles, without tokens for the padding and with a mark per line of tokens.
 
 Phi-4-multimodal. transformers: models/phi4_multimodal/image_processing_phi4_multimodal.py.
 """
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 from .tiles import Tiles
 
 LEAST_SIDE = 10
@@ -33,11 +33,13 @@ class DynamicHd(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        across, down = -(-width // self.size), -(-height // self.size)
-        if across * down > self.max_tiles:
-            across, down = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(height, width)
-        scale = min(across * self.size / width, down * self.size / height)
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
+        if columns_of_tiles * rows_of_tiles > self.max_tiles:
+            columns_of_tiles, rows_of_tiles = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
+                height, width
+            )
+        scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
         if min(int(width * scale), int(height * scale)) < LEAST_SIDE:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side of less than {LEAST_SIDE} pixels of it; "
@@ -46,14 +48,14 @@ class DynamicHd(ImageRule):
         patches_per_side = self.size // patch_size
         columns, lines = (
             -(-(tiles * patches_per_side - (tiles * self.size - int(pixels * scale)) // patch_size) // self.merge)
-            for tiles, pixels in ((across, width), (down, height))
+            for tiles, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
-        whole_side = -(-patches_per_side // self.merge)
-        lines_of_tokens = lines * (columns + 1) + whole_side * (whole_side + 1)
-        return Encoded(
-            across * down + 1,
+        tokens_per_side = -(-patches_per_side // self.merge)
+        tokens_of_lines = lines * (columns + 1) + tokens_per_side * (tokens_per_side + 1)
+        return EncodedInput(
+            columns_of_tiles * rows_of_tiles + 1,
             patches_per_side,
             patches_per_side,
-            lines_of_tokens + 1,
-            real_patches=(lines_of_tokens - 1) * self.merge**2,
+            tokens_of_lines + 1,
+            real_patches=(tokens_of_lines - 1) * self.merge**2,
         )

@@ -1,4 +1,4 @@
-"""Every image is resized to one square, whatever its size.
+"""The rule for images that are all resized to the same square.
 
 LLaVA 1.5, Gemma 3 without pan and scan, Gemma 3n, PaliGemma. transformers: models/llava/processing_llava.py,
 models/gemma3/processing_gemma3.py, models/gemma3n/processing_gemma3n.py, models/paligemma/processing_paligemma.py.
@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class FixedSize(ImageRule):
@@ -29,7 +29,7 @@ class FixedSize(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     pools: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches_per_side = self.size // patch_size
         vectors = self.tokens if self.pools else None
-        return Encoded(1, patches_per_side, patches_per_side, self.tokens + self.marks, vectors)
+        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, vectors)

@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio and are shrunk to a longest side. A mark token may end each row of image tokens.
+"""The rule for images shrunk to a longest side in their aspect ratio; a mark token may end each row of image tokens.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3, LightOnOCR. transformers:
 models/pixtral/image_processing_pixtral.py and processing_pixtral.py, models/lighton_ocr/processing_lighton_ocr.py.
@@ -10,7 +10,7 @@ from math import floor
 from typing import Literal
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class LongestEdge(ImageRule):
@@ -26,10 +26,10 @@ class LongestEdge(ImageRule):
     merge: Width = 1
     line_marks: Flag = True
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         ratio = max(height / self.size, width / self.size)
         if ratio > 1:
             height, width = floor(height / ratio), floor(width / ratio)
-        factor = self.merge * patch_size
-        rows, columns = ((pixel_length - 1) // factor + 1 for pixel_length in (height, width))
-        return Encoded(1, rows * self.merge, columns * self.merge, rows * (columns + self.line_marks))
+        token_size = self.merge * patch_size
+        rows, columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
+        return EncodedInput(1, rows * self.merge, columns * self.merge, rows * (columns + self.line_marks))

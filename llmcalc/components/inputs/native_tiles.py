@@ -1,4 +1,4 @@
-"""Images keep their size up to a number of tokens; larger ones become tiles, beside the whole image made smaller.
+"""The rule for images that keep their size up to a number of tokens; larger images become tiles and a shrunk image.
 
 LFM2-VL. transformers: models/lfm2_vl/image_processing_lfm2_vl.py, models/lfm2_vl/processing_lfm2_vl.py.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded
+from .base import EncodedInput
 from .tiles import Tiles
 
 LARGE = 2
@@ -19,7 +19,7 @@ LARGE = 2
 
 
 class NativeTiles(Tiles):
-    """The rule for images read whole up to a number of tokens; the encoder reads all parts padded to one length.
+    """The rule for images that are tiled only above a number of tokens; the encoder pads all tiles to one length.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.
@@ -35,23 +35,23 @@ class NativeTiles(Tiles):
     merge: Width
     min_tokens: Width = Field(default=1)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        factor = self.merge * patch_size
-        rounded_sides = [round(pixel_length / factor) * factor for pixel_length in (height, width)]
-        fewest_pixels, most_pixels = (token_count * factor**2 for token_count in (self.min_tokens, self.tokens))
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        token_size = self.merge * patch_size
+        rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
+        fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
         is_large = prod(max(patch_size, side) for side in rounded_sides) > LARGE * most_pixels
-        sides = [max(factor, side) for side in rounded_sides]
+        sides = [max(token_size, side) for side in rounded_sides]
         if prod(sides) > most_pixels:
             shrink = sqrt(height * width / most_pixels)
-            sides = [max(factor, floor(pixel_length / shrink / factor) * factor) for pixel_length in (height, width)]
+            sides = [max(token_size, floor(side / shrink / token_size) * token_size) for side in (height, width)]
         elif prod(sides) < fewest_pixels:
             enlarge = sqrt(fewest_pixels / (height * width))
-            sides = [ceil(pixel_length * enlarge / factor) * factor for pixel_length in (height, width)]
+            sides = [ceil(pixel_length * enlarge / token_size) * token_size for pixel_length in (height, width)]
         patches, patches_of_tile = prod(sides) // patch_size**2, (self.size // patch_size) ** 2
         tiles = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tiles + 1) * self.tile_marks if tiles else 0
-        return Encoded(
+        return EncodedInput(
             parts=tiles + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,

@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio, are only ever shrunk, and are padded to whole squares of merged patches.
+"""The rule for images that are shrunk if too large, and then padded to whole squares of merged patches.
 
 Kimi K2.5 (MoonViT: 2025, arXiv:2504.07491, §2.1). transformers: models/kimi_k25/image_processing_kimi_k25.py.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Padded(ImageRule):
@@ -29,16 +29,16 @@ class Padded(ImageRule):
     max_side: Width
     refuses_long: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         longest = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
         scale = min(1.0, sqrt(self.max_patches / patches), longest / height, longest / width)
         sides = (min(max(1, int(pixels * scale)), longest) for pixels in (height, width))
-        factor = self.merge * patch_size
-        rows, columns = (-(-pixels // factor) for pixels in sides)
+        token_size = self.merge * patch_size
+        rows, columns = (-(-pixels // token_size) for pixels in sides)
         if self.refuses_long and max(rows, columns) * self.merge > self.max_side:
             raise InputError(
                 f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "
                 "expected another shape"
             )
-        return Encoded(1, rows * self.merge, columns * self.merge, rows * columns)
+        return EncodedInput(1, rows * self.merge, columns * self.merge, rows * columns)

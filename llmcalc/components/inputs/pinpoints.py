@@ -1,4 +1,4 @@
-"""Images are fitted into the best of several resolutions and cut into tiles; the encoder also reads the whole image.
+"""The rule for images fitted into the best of several resolutions and cut into tiles, beside the whole image.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Pinpoints(ImageRule):
@@ -44,10 +44,10 @@ class Pinpoints(ImageRule):
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches_per_side = self.size // patch_size
         if not self.resolutions:
-            return Encoded(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
+            return EncodedInput(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
         tiles_down, tiles_across = (pixels // self.size for pixels in self._best_resolution(height, width))
         rows, columns = patches_per_side * tiles_down, patches_per_side * tiles_across
         if width / height > columns / rows:
@@ -58,7 +58,7 @@ class Pinpoints(ImageRule):
             ratio = sqrt(rows * columns / (self.most_tiles * patches_per_side**2))
             if ratio > 1.1:
                 rows, columns = int(rows // ratio), int(columns // ratio)
-        return Encoded(
+        return EncodedInput(
             1 + tiles_down * tiles_across,
             patches_per_side,
             patches_per_side,

@@ -1,4 +1,4 @@
-"""A recording is read as a whole, in frames whose number follows its length.
+"""The rule for recordings that are read whole, in a number of frames that depends on their length.
 
 transformers: models/gemma3n, gemma4, gemma4_unified and phi4_multimodal (feature_extraction and processing files).
 """
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import AudioRule, Encoded, check_longest
+from .base import AudioRule, EncodedInput, check_longest
 from .clips import HOP, RATE
 
 
@@ -39,7 +39,7 @@ class Recording(AudioRule):
     max_seconds: Width | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
-    def encode(self, seconds: float) -> Encoded:
+    def encode(self, seconds: float) -> EncodedInput:
         check_longest(seconds, self.max_seconds)
         samples = round(seconds * RATE)
         frames = self._frames_of(samples)
@@ -47,7 +47,7 @@ class Recording(AudioRule):
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
         tokens = -(-frames // self.frames_per_token) if self.tokens is None else self.tokens
         padded_samples = -(-samples // self.multiple) * self.multiple
-        return Encoded(1, self._frames_of(padded_samples), 1, tokens + self.marks)
+        return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
 
     def _frames_of(self, samples: int) -> int:
         return (samples + self.lead - self.window) // self.hop + 1

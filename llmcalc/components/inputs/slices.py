@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio: the whole image and, if it is large, its slices have about the pixels of one square.
+"""The rule for images read whole and, if large, in slices that have about the pixels of a square.
 
 MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
 fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import Field
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Slices(ImageRule):
-    """The rule for slices of about `size`² pixels, beside the whole image made as small.
+    """The rule for slices of about `size`² pixels, beside the whole image shrunk to about as many pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.
     max_slices: the most slices, without the whole image.
@@ -36,29 +36,29 @@ class Slices(ImageRule):
     slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
     marks: int = Field(default=3, ge=0, le=1000, strict=True)
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        factor = self.merge * patch_size
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        token_size = self.merge * patch_size
         slices_down, slices_across = self._grid(height, width)
         slices = slices_down * slices_across
         if slices == 1:
-            parts = [self._sides(height, width, factor, True)]
+            sides_of_parts = [self._sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
-                _nearest_multiple(pixels, count) / count
-                for pixels, count in ((height, slices_down), (width, slices_across))
+                _nearest_multiple(pixels, slice_count) / slice_count
+                for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
-            whole_image = self._sides(height, width, factor, False)
-            parts = [whole_image, *[self._sides(slice_height, slice_width, factor, True)] * slices]
-        patches = max(part_height * part_width for part_height, part_width in parts) // patch_size**2
-        tokens = len(parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
-        return Encoded(len(parts), patches, 1, tokens)
+            whole_image = self._sides(height, width, token_size, False)
+            sides_of_parts = [whole_image, *[self._sides(slice_height, slice_width, token_size, True)] * slices]
+        patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
+        tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
+        return EncodedInput(len(sides_of_parts), patches, 1, tokens)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the slices down and across: of about as many as squares cover the image, in its aspect ratio."""
+        """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
         squares = min(ceil(width * height / self.size**2), self.max_slices)
         if squares <= 1:
             return 1, 1
-        ratio = log(width / height)
+        log_ratio = log(width / height)
         grids = [
             (down, slices // down)
             for slices in (squares - 1, squares, squares + 1)
@@ -66,16 +66,16 @@ class Slices(ImageRule):
             for down in range(slices, 0, -1)
             if slices % down == 0
         ]
-        return min(grids, key=lambda grid: abs(ratio - log(grid[1] / grid[0])))
+        return min(grids, key=lambda grid: abs(log_ratio - log(grid[1] / grid[0])))
 
-    def _sides(self, height: float, width: float, factor: int, enlarges: bool) -> tuple[int, int]:
-        """Returns the height and width of an image made as small as a square, or as large if it is to be enlarged."""
+    def _sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
+        """Returns an image's sides after scaling to the square's area, which enlarges small images only if asked to."""
         if height * width > self.size**2 or enlarges:
-            ratio = width / height
-            height = int(self.size / sqrt(ratio))
-            width = int(height * ratio)
-        return _nearest_multiple(height, factor), _nearest_multiple(width, factor)
+            aspect_ratio = width / height
+            height = int(self.size / sqrt(aspect_ratio))
+            width = int(height * aspect_ratio)
+        return _nearest_multiple(height, token_size), _nearest_multiple(width, token_size)
 
 
-def _nearest_multiple(pixels: float, factor: int) -> int:
-    return max(round(pixels / factor) * factor, factor)
+def _nearest_multiple(pixels: float, divisor: int) -> int:
+    return max(round(pixels / divisor) * divisor, divisor)

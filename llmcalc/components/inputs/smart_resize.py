@@ -1,4 +1,4 @@
-"""Images keep their aspect ratio: both sides become multiples of a factor, within limits on the number of pixels.
+"""The rule for images whose sides become multiples of a factor, within limits on the number of pixels.
 
 Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V, MiniMax-M3, VideoLLaMA 3.
 transformers: models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule, aspect_ratio_error
+from .base import EncodedInput, ImageRule, aspect_ratio_error
 
 MOST_ASPECT = 200
 """The largest factor between the sides of an image."""
@@ -46,22 +46,22 @@ class SmartResize(ImageRule):
             raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        factor = self.merge * patch_size
-        scale = max(factor / height, factor / width)
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        token_size = self.merge * patch_size
+        scale = max(token_size / height, token_size / width)
         if self.enlarge and scale > 1:
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MOST_ASPECT)
-        sides = [round(pixel_length / factor) * factor for pixel_length in (height, width)]
+        sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
         if pixels > self.max_pixels:
             shrink = sqrt(area / self.max_pixels)
-            sides = [max(factor, floor(pixel_length / shrink / factor) * factor) for pixel_length in (height, width)]
+            sides = [max(token_size, floor(side / shrink / token_size) * token_size) for side in (height, width)]
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / area)
-            sides = [ceil(pixel_length * upscale_factor / factor) * factor for pixel_length in (height, width)]
+            sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
         rows, columns = (pixel_length // patch_size for pixel_length in sides)
         line_marks = rows // self.merge if self.line_marks else 0
         tokens = rows * columns // self.merge**2 + line_marks + self.marks
-        return Encoded(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)
+        return EncodedInput(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)

@@ -1,4 +1,4 @@
-"""An image is scaled to a fixed longer side and cut into square tiles; the encoder also reads the whole image.
+"""The rule for images scaled to a fixed longer side and cut into square tiles, beside the whole image.
 
 Idefics3 (Laurençon 2024, arXiv:2408.12637, §3), SmolVLM. transformers: models/idefics3/image_processing_idefics3.py and
 processing_idefics3.py.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..base import Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 LARGEST_SIDE = 4096
 """The largest side after scaling, in pixels."""
@@ -30,25 +30,25 @@ class Split(ImageRule):
     longest_edge: Width
     tokens: Width
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        shape, longest_edge = width / height, self.longest_edge
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        aspect_ratio, longest_edge = width / height, self.longest_edge
         if width >= height:
-            width, height = longest_edge, int(longest_edge / shape)
+            width, height = longest_edge, int(longest_edge / aspect_ratio)
             height += height % 2
         else:
-            height, width = longest_edge, int(longest_edge * shape)
+            height, width = longest_edge, int(longest_edge * aspect_ratio)
             width += width % 2
         height, width = max(height, 1), max(width, 1)
-        shape = width / height
+        aspect_ratio = width / height
         if width >= height and width > LARGEST_SIDE:
-            width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / shape), 1)
+            width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / aspect_ratio), 1)
         elif height > width and height > LARGEST_SIDE:
-            height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * shape), 1)
+            height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * aspect_ratio), 1)
         rows, columns = (-(-pixels // self.size) for pixels in (height, width))
         patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if rows * columns == 1:
-            return Encoded(1, patches_per_side, patches_per_side, tokens_of_tile)
-        return Encoded(
+            return EncodedInput(1, patches_per_side, patches_per_side, tokens_of_tile)
+        return EncodedInput(
             rows * columns + 1,
             patches_per_side,
             patches_per_side,

@@ -1,4 +1,4 @@
-"""Images are stretched to the tile grid of nearest aspect ratio; the encoder also reads the whole image.
+"""The rule for images stretched to the tile grid of nearest aspect ratio, beside the whole image.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision, Command A Vision. transformers:
 models/got_ocr2/image_processing_got_ocr2.py, models/internvl/processing_internvl.py,
@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base import Flag, Width
-from .base import Encoded, ImageRule
+from .base import EncodedInput, ImageRule
 
 
 class Tiles(ImageRule):
@@ -46,7 +46,7 @@ class Tiles(ImageRule):
 
     def tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger if half full."""
-        shapes = [
+        grids = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)
             for tiles_down in range(1, self.max_tiles // tiles_across + 1)
@@ -55,22 +55,22 @@ class Tiles(ImageRule):
         if self.least_scaling:
             scales = [
                 (self.size * min(across / width, down / height), (across, down))
-                for across, down in sorted(shapes, key=prod)
+                for across, down in sorted(grids, key=prod)
             ]
-            enlarging = [scale for scale in scales if scale[0] >= 1]
+            enlarging_scales = [scale for scale in scales if scale[0] >= 1]
             by_scale = itemgetter(0)
-            return min(enlarging, key=by_scale)[1] if enlarging else max(scales, key=by_scale)[1]
+            return min(enlarging_scales, key=by_scale)[1] if enlarging_scales else max(scales, key=by_scale)[1]
         best_grid, least_difference = (1, 1), float("inf")
-        for tiles_across, tiles_down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+        for tiles_across, tiles_down in sorted(grids, key=lambda grid: grid[0] * grid[1]):
             difference = abs(width / height - tiles_across / tiles_down)
-            fills = 2 * width * height > self.size**2 * tiles_across * tiles_down
-            if difference < least_difference or (difference == least_difference and fills):
+            is_half_full = 2 * width * height > self.size**2 * tiles_across * tiles_down
+            if difference < least_difference or (difference == least_difference and is_half_full):
                 best_grid, least_difference = (tiles_across, tiles_down), difference
         return best_grid
 
-    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles = prod(self.tile_grid(height, width))
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
-        return Encoded(
+        return EncodedInput(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
         )

@@ -95,15 +95,15 @@ class AdapterLayer(Block):
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
-        """Returns the adapter layer's output. x: the residual stream after the feed-forward network.
+        """Records the adapters and returns the layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
         """
-        is_post, adapter_input, y = self.norm_placement == "post", x, x
+        has_post_norm, adapter_input, y = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
             adapter_input = recorder.part("adapter_norm", self.norm, x)
-        elif shares_norm and is_post:
+        elif shares_norm and has_post_norm:
             adapter_input = normed = self._normalize(recorder, "mlp_post_norm", x)
         elif shares_norm:
             adapter_input = recorder.normalized(x, self.norm, like=normed)
@@ -113,15 +113,15 @@ class AdapterLayer(Block):
             for language in self.languages:
                 role: Role = "own" if language == default_language else "idle"
                 with recorder.scope(language, role=role):
-                    up = recorder.act(
+                    bottleneck_output = recorder.act(
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
-                    output = recorder.linear("adapter_down_proj", up, *x.axes, bias=True)
+                    output = recorder.linear("adapter_down_proj", bottleneck_output, *x.axes, bias=True)
                 y = output if language == default_language else y
         y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
         x = recorder.add(y, adapter_input if self.normed_residual else x)
         recorder.hold(x=x)
-        if not is_post:
+        if not has_post_norm:
             return x
         return (
             recorder.normalized(x, self.norm, like=normed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
@@ -63,17 +63,17 @@ class AltUp(ResidualStreams):
             (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
         )
         with recorder.function():
-            length = recorder.root_mean_square(first_stream)
-            recorder.hold(length=length)
+            first_length = recorder.root_mean_square(first_stream)
+            recorder.hold(length=first_length)
 
-            def projected(stream: Value) -> Value:
+            def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 y = recorder.linear("", stream, hidden)
                 recorder.hold_outside(y=y)
-                return recorder.div(recorder.mul(y, length), recorder.root_mean_square(y))
+                return recorder.div(recorder.mul(y, first_length), recorder.root_mean_square(y))
 
             x = recorder.side_by_side(
-                "projections", other_streams, other_inputs, projected, after=first_stream, split=merge
+                "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
             )
         return recorder.sum(x, hidden, mean=True) if merge else x
 
@@ -144,12 +144,12 @@ class AltUpLayer(WholeLayer):
         streams, hidden = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
             normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
-            weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
-            recorder.hold(weights=weights)
-            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
+            mixing_weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
+            recorder.hold(weights=mixing_weights)
+            mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | JoinedShapes) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
         router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
@@ -202,7 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and scaled projections of the other streams: […, streams, hidden]."""
+            """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
@@ -237,7 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Mixes streams. coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden]."""
             return coefficients @ x
 
-    class Predict(nn.Module):
+    class StreamPrediction(nn.Module):
         def __init__(self, streams: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.streams, self.router_norm = streams, norm.reference(model_properties)
@@ -252,7 +252,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
-    class Correct(nn.Module):
+    class StreamCorrection(nn.Module):
         def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
             super().__init__()
             self.router = nn.Linear(hidden, streams, bias=False)
@@ -260,15 +260,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.coefficients = nn.Linear(streams, streams, bias=False)
             self.scale = vector(torch.ones(hidden))
 
-        def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
+        ) -> tuple[Tensor, Tensor]:
             """Corrects the predicted streams, and returns the streams and the scaled first stream."""
-            share = self.coefficients(predict.routed(active_stream, self.router)) + 1
+            corrections = self.coefficients(predict.routed(active_stream, self.router)) + 1
             corrected_streams = (
-                predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
+                predicted_streams + corrections[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]
             )
             return corrected_streams, corrected_streams[:, :, 0] * self.scale.weight
 
-    class Laurel(nn.Module):
+    class LaurelProjection(nn.Module):
         def __init__(self, rank: int, norm: Norm, model_properties: ModelProperties) -> None:
             super().__init__()
             self.left = nn.Linear(model_properties.hidden_size, rank, bias=False)
@@ -283,11 +285,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
-            self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
+            self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
+            self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
             for name in ("self_attn", "mlp"):
                 self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
-            self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
+            self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
         def _normed_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -77,12 +77,12 @@ SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)",
 class Sharing:
     """The role of a layer among layers with shared parameters.
 
-    first: whether it is the first of them, which has the parameters.
-    others: the number of other layers that use them.
+    is_first: whether it is the first of them, which has the parameters.
+    other_layers: the number of other layers that use them.
     """
 
-    first: bool
-    others: Number
+    is_first: bool
+    other_layers: Number
 
 
 class Layer(Component):

@@ -51,12 +51,12 @@ def record_mix(
         values = keys if normed_values else values
         recorder.hold(keys=keys, values=values)
         query = recorder.vector("proj", *query_axes, hidden)
-        product = ops.Product(sources.size, hidden.size, queries, x.rows)
-        scores = recorder.core("scores", product, keys, query, axes=(*query_axes, sources))
+        score_op = ops.Product(sources.size, hidden.size, queries, x.rows)
+        scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, sources))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        mix = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = recorder.core("mix", mix, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
+        mix_op = ops.Product(queries, sources.size, hidden.size, x.rows)
+        mixed = recorder.core("mix", mix_op, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
         return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
@@ -186,8 +186,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             self, norm: Norm, model_properties: ModelProperties, normed_values: bool = False, queries: int = 1
         ) -> None:
             super().__init__()
-            shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
-            self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(shape))
+            query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
+            self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
             self.scores, self.mix = Scores(), WeightedSum()
 
@@ -222,10 +222,10 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
-                starts = name == "self_attn" and spec.starts_block
-                if starts:
+                starts_block = name == "self_attn" and spec.starts_block
+                if starts_block:
                     forward_pass.memo["block_sums"] = [*sums, x]
-                x = y if starts else x + y
+                x = y if starts_block else x + y
             return x
 
     class StreamsReference(nn.Module):

@@ -89,7 +89,7 @@ class BottleneckLayer(WholeLayer):
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = recorder.part("inner", inner_network, y, nth=i)
+            y = recorder.part("inner", inner_network, y, list_index=i)
             recorder.hold(y=y)
         y = self._normed_sum(recorder, "mlp", y, recorder.part("mlp", self.feed_forward, y))
         layer_output = recorder.linear("output_bottleneck", y, *x.axes, bias=True)

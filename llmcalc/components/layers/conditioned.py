@@ -60,7 +60,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Condition(nn.Module):
-        """Scales x by a function of a fixed condition. x: [batch, tokens, hidden] → same shape."""
+        """Scales x by a function of a fixed condition vector. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, width: int, rank: int) -> None:
             super().__init__()

@@ -125,10 +125,12 @@ def _reference_class() -> type[nn.Module]:
             for name in ("key", "value") if spec.separate_inputs else ():
                 self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
 
-        def _attention_output(self, sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Returns the output of attention. sums: the residual sums of finished blocks of layers."""
+        def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
             separate_inputs, component = self.spec.separate_inputs, self.get_submodule
-            inputs = component("self_attn_residual")(sums, x) if sums else (x,) * (3 if separate_inputs else 1)
+            inputs = (
+                component("self_attn_residual")(block_sums, x) if block_sums else (x,) * (3 if separate_inputs else 1)
+            )
             query, *kv_inputs = inputs
             kv_inputs = [
                 component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
@@ -137,10 +139,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
-            sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            y = component("self_attn_conv")(self._attention_output(sums, x, forward_pass), forward_pass)
+            block_sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
+            y = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
             if spec.starts_block:
-                forward_pass.memo["block_sums"] = [*sums, x]
+                forward_pass.memo["block_sums"] = [*block_sums, x]
             x = y if spec.starts_block else x + y
             (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
             y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness
-from ..choice import only
+from ..choice import class_at
 from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
 from ..streams import CopiedStreams, copied_streams_class
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..ngram_input import NgramInput
 else:
-    NgramInput = only("ngram_input:NgramInput")
+    NgramInput = class_at("ngram_input:NgramInput")
 
 
 class DelayedHyperLayer(HyperLayer):
@@ -89,9 +89,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
-            memo, count = forward_pass.memo, new_weights.shape[-1]
+            memo, stream_count = forward_pass.memo, new_weights.shape[-1]
             if "read weights" not in memo:  # the first sublayer reads the first stream
-                first_stream = torch.eye(count, dtype=new_weights.dtype, device=new_weights.device)[0]
+                first_stream = torch.eye(stream_count, dtype=new_weights.dtype, device=new_weights.device)[0]
                 memo["read weights"] = first_stream.expand(*new_weights.shape)
             weights: Tensor = memo["read weights"]
             memo["read weights"] = new_weights

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...flow.axis import Beside
+from ...flow.axis import JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, ModelProperties
+from ..choices import DraftMixer
 from ..mixers.attention import Attention
 from ..position import Rope
 from ..runtime import ForwardPass
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class DraftLayer(PreNormLayer):
     """A pre-norm layer whose attention reads the concatenated norms of token embedding and residual stream.
 
-    attention: attention whose input is twice as wide as its output; its head_dim is stated.
+    attention: attention whose input is twice as wide as its output: with a stated head_dim, or latent attention.
     norm_before_residual: whether the normalized stream is the residual to which attention is added, in place of the
         stream itself; false by default.
     """
@@ -38,7 +39,7 @@ class DraftLayer(PreNormLayer):
     plain: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
-    attention: Attention
+    attention: DraftMixer
     norm_before_residual: Flag = False
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -51,7 +52,7 @@ class DraftLayer(PreNormLayer):
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed = recorder.part("embedding_norm", self.norm, embedded), recorder.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
-        joined_input = recorder.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        joined_input = recorder.cat(*normed, axes=(JoinedShapes((embedded.axes, x.axes)),))
         recorder.hold(x=x, joined=joined_input)
         x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
         recorder.hold(x=x)

@@ -24,7 +24,7 @@ from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, apply_dropout, share_tensors, vector
 from .block import Sharing
 from .whole_layer import WholeLayer
 
@@ -60,17 +60,21 @@ class FunnelAttention(MultiHeadMixer):
         k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
         r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
             recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
         )
         by_distance = recorder.core(
-            "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances", ops.SharedTableScores(num_heads, dim.size, x.rows, distances), position_q, r, axes=(heads,)
         )
         segments = Fixed("segments", length=2, source=False)
         tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
-            "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
+            "segment_scores",
+            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
+            segment_q,
+            tables,
+            axes=(heads,),
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
@@ -134,7 +138,7 @@ class FunnelLayer(WholeLayer):
             first_block = recorder.memo.get(FIRST_BLOCK, x)
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
-        if self.halves and (sharing is None or sharing.first):
+        if self.halves and (sharing is None or sharing.is_first):
             rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
             queries = recorder.resampled(x, rows)
             memory = None if self.halves_keys else x
@@ -205,16 +209,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance in tokens between neighbouring keys."""
-            memory = x if source is None else source
-            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
-            queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None
+            key_source = x if source is None else source
+            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source)))
+            queries, keys, is_halved = x.shape[1], key_source.shape[1], source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(
                 largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
             )
             angles = angles_of(distances * step, self.hidden, 10000.0)
-            encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
-            r = self.r_proj(encoded).unflatten(-1, (self.heads, -1))
+            sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
+            r = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
             biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
@@ -238,16 +242,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.self_attn_post_norm = spec.norm.reference(model_properties)
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def share(self, first_layer: FunnelReference) -> None:
+        def share_parameters(self, first_layer: FunnelReference) -> None:
             """Shares the first layer's weights; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
             self.halves = False
-            for path, parameter in list(first_layer.named_parameters()):
-                holder, _, name = path.rpartition(".")
-                setattr(self.get_submodule(holder), name, parameter)
+            share_tensors(first_layer, self)
 
-        def _halve(self, x: Tensor) -> Tensor:
+        def _halve_tokens(self, x: Tensor) -> Tensor:
             """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
             if x.shape[1] <= (2 if self.spec.separate_cls else 1):
                 return x
@@ -255,7 +257,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
             return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
-        def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _lengthen_tokens(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds that output."""
             first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
@@ -270,8 +272,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + first_block
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = self._lengthen(x, forward_pass) if self.spec.lengthens else x
-            queries = self._halve(x) if self.halves else x
+            x = self._lengthen_tokens(x, forward_pass) if self.spec.lengthens else x
+            queries = self._halve_tokens(x) if self.halves else x
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             step = 1 if self.spec.lengthens else 2**self.spec.halvings
             y = self.self_attn(queries, forward_pass, source, step)

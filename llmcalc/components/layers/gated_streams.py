@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, QueryRank, Streams
-from ..choice import only
+from ..choice import class_at
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..ngram_input import NgramInput
 else:
-    NgramInput = only("ngram_input:NgramInput")
+    NgramInput = class_at("ngram_input:NgramInput")
 
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
@@ -73,10 +73,10 @@ class GatedStreamsLayer(PreNormLayer):
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
-                written = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
-            recorder.hold(x=x, written=written)
+                writes = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
+            recorder.hold(x=x, written=writes)
             y = recorder.part(component.node_name, component, sublayer_input)
-            x = recorder.add(x, recorder.mul(written, y, axes=x.axes))
+            x = recorder.add(x, recorder.mul(writes, y, axes=x.axes))
             recorder.hold(x=x)
         return x
 
@@ -129,10 +129,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, writes: bool) -> None:
             super().__init__()
-            self.streams, width = streams, streams * hidden
-            self.norm = norm_reference(norm, width, groups=streams)
-            self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
-            self.write = nn.Linear(width, streams, bias=False) if writes else None
+            self.streams, streams_width = streams, streams * hidden
+            self.norm = norm_reference(norm, streams_width, groups=streams)
+            self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
+            self.write = nn.Linear(streams_width, streams, bias=False) if writes else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
             normed = self.norm(x.flatten(2))

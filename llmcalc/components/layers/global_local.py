@@ -175,9 +175,9 @@ class GlobalLocalLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)
-        text = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
+        text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
-        attention_input = recorder.cat(global_tokens, text, axes=x.axes, rows=x.rows)
+        attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
         y = recorder.part("self_attn", self.attention, attention_input)
         x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
@@ -212,9 +212,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = forward_pass.memo["text tokens"] = x.shape[1]
-            text = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
+            text_states = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
             global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
-            return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text], 1)
+            return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text_states], 1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
@@ -263,11 +263,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
-            text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
+            text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
-            wider = torch.cat([x[:, : self.count], text], 1)
+            padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                self.get_submodule(name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
@@ -288,8 +288,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
-            text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            y = self.self_attn(torch.cat([global_tokens, text], 1), forward_pass)
+            text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
+            y = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
             x = x + apply_dropout(self, "attention_output", y)
             return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)

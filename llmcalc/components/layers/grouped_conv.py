@@ -64,8 +64,8 @@ class GroupedConvLayer(PreNormLayer):
                     [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
                     for side in range(2)
                 ]
-                computed = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
-            added_rows = [recorder.take(computed, *computed.axes[1:]) for _ in range(2)]
+                computed_kernels = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
+            added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             y = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
             y = recorder.part(name, component, y)
             x = recorder.add(x, self._convolve(recorder, y, channels, base_rows[1], added_rows[1]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
@@ -82,7 +82,7 @@ class HyperLayer(PreNormLayer):
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with recorder.scope(name, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
-                recorder, x, Beside(((streams,), (streams,), *mixing_axes))
+                recorder, x, JoinedShapes(((streams,), (streams,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
@@ -124,7 +124,7 @@ class HyperStreams(CopiedStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
-        (raw_weights,) = _connection_weights(recorder, x, Beside(((streams,),)))
+        (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
         recorder.hold(raw=raw_weights)
         weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=weights)
@@ -134,7 +134,7 @@ class HyperStreams(CopiedStreams):
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+def _connection_weights(recorder: Flow, x: Value, out: JoinedShapes) -> tuple[Value, ...]:
     """Records one projection of all streams and splits the result; each part has a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
     weight_parts = tuple(Value(x.rows, component) for component in out.parts)
@@ -164,7 +164,10 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
             weight_parts, offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
-            return tuple(w * s + b for w, s, b in zip(weight_parts, self.scale.unbind(), offsets, strict=True))
+            return tuple(
+                weight * scale + offset
+                for weight, scale, offset in zip(weight_parts, self.scale.unbind(), offsets, strict=True)
+            )
 
     def weightless_norm(width: int) -> nn.Module:
         """Builds the norm, without learned weights, over all streams of a token together."""
@@ -195,15 +198,15 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
             weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
-            strength = self.spec.hc_magnitude * write_logits.sigmoid()
+            write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
-                return weighted_sum, strength + eps, streams
+                return weighted_sum, write_weights + eps, streams
             matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
             matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
                 matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
                 matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-            return weighted_sum, strength, self.mix(matrix, streams)
+            return weighted_sum, write_weights, self.mix(matrix, streams)
 
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""

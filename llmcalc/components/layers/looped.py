@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
@@ -30,7 +30,7 @@ from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, share_tensors, softmax_core_class, vector
 from .block import Sharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -81,7 +81,7 @@ class LoopedAttention(GroupedQueryMixer):
         k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
         v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            y = self._mixed(recorder, q, k, v)
+            y = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
             recorder.memo[FIRST_LOOP] = k, v
@@ -90,7 +90,7 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(out=y)
         return self._project(recorder, "o_proj", y, role, *x.axes)
 
-    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
+    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | JoinedShapes) -> Value:
         with recorder.scope(name, role=role):
             return recorder.linear("", x, *out, bias=self.attention_bias)
 
@@ -102,11 +102,11 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(k=k, v=v)
         return recorder.attention(name, q, k, v, causal=True, window=window)
 
-    def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
+    def _mixed_attention(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
-        placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
-        first_keys, first_values = recorder.memo.get(FIRST_LOOP, placeholder)
+        empty_keys_and_values = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
+        first_keys, first_values = recorder.memo.get(FIRST_LOOP, empty_keys_and_values)
         assert isinstance(heads, Axis)
         scores = recorder.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
         gate = recorder.act(recorder.add(scores, recorder.vector("loop_gate_bias", heads)), "sigmoid")
@@ -153,7 +153,7 @@ class LoopedLayer(PreNormLayer):
         return self
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        is_second = sharing is not None and not sharing.first
+        is_second = sharing is not None and not sharing.is_first
         role: Role = "shared" if is_second else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
@@ -188,7 +188,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.first_loop: list[nn.Module] = []
 
-        def become_second(self, first_attention: LoopedAttentionReference) -> None:
+        def become_second_loop(self, first_attention: LoopedAttentionReference) -> None:
             """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
@@ -226,15 +226,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         repeats_alike = False
 
-        def share(self, first_layer: LoopedReference) -> None:
+        def share_parameters(self, first_layer: LoopedReference) -> None:
             """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
-            for path, parameter in list(first_layer.named_parameters()):
-                holder, _, name = path.rpartition(".")
-                setattr(self.get_submodule(holder), name, parameter)
+            share_tensors(first_layer, self)
             attention: Any = self.self_attn
-            attention.become_second(first_layer.self_attn)
+            attention.become_second_loop(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)

@@ -49,11 +49,11 @@ class PerLayerEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
-        vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
+        vocab, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
         if vocab is not None:
             table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
-            table_vectors = recorder.scale(table_vectors, width**0.5)
+            table_vectors = recorder.scale(table_vectors, vector_size**0.5)
         projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
         normed = recorder.norm(
@@ -61,9 +61,9 @@ class PerLayerEmbedding(StackPart):
         )
         if table_vectors is None:
             return normed
-        vectors = recorder.add(normed, table_vectors)
-        recorder.hold(both=vectors)
-        return recorder.scale(vectors, 2**-0.5)
+        layer_vectors = recorder.add(normed, table_vectors)
+        recorder.hold(both=layer_vectors)
+        return recorder.scale(layer_vectors, 2**-0.5)
 
     def reference(self, model_properties: ModelProperties, layers: int = 1) -> nn.Module:
         return _reference_classes()["table"](self, model_properties, layers)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PaddedBeyond
@@ -54,7 +54,7 @@ class ReversibleStreams(ResidualStreams):
     def record_split(self, recorder: Flow, x: Value) -> Value:
         padded = recorder.resized(x, PaddedBeyond(of=x.rows, block=self.block, least=self.least))
         recorder.memo["tokens"] = x.rows
-        return recorder.cat(padded, padded, axes=(Beside((x.axes, x.axes)),))
+        return recorder.cat(padded, padded, axes=(JoinedShapes((x.axes, x.axes)),))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.memo["tokens"])

@@ -64,17 +64,17 @@ class ShortcutLayer(PreNormLayer):
         x, normed = self._attention_sublayer(recorder, x, 0)
         expert_output = recorder.part("mlp", self.feed_forward, normed)
         recorder.hold(read=normed, aside=expert_output)
-        x = recorder.add(x, recorder.part("dense", self.dense, normed, nth=0))
+        x = recorder.add(x, recorder.part("dense", self.dense, normed, list_index=0))
         recorder.hold(x=x)
         x, normed = self._attention_sublayer(recorder, x, 1)
-        return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed, nth=1)), expert_output)
+        return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed, list_index=1)), expert_output)
 
     def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the next dense network."""
-        normed = recorder.part("self_attn_pre_norm", self.norm, x, nth=index)
-        x = recorder.add(x, recorder.part("self_attn", self.attention, normed, nth=index))
+        normed = recorder.part("self_attn_pre_norm", self.norm, x, list_index=index)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed, list_index=index))
         recorder.hold(x=x)
-        return x, recorder.part("dense_pre_norm", self.norm, x, nth=index)
+        return x, recorder.part("dense_pre_norm", self.norm, x, list_index=index)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -115,11 +115,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            first_and_second = range(2)
-            self.self_attn = nn.ModuleList(spec.attention.reference(model_properties) for _ in first_and_second)
-            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
-            self.dense = nn.ModuleList(spec.dense.reference(model_properties) for _ in first_and_second)
-            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
+            sublayer_indices = range(2)
+            self.self_attn = nn.ModuleList(spec.attention.reference(model_properties) for _ in sublayer_indices)
+            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in sublayer_indices)
+            self.dense = nn.ModuleList(spec.dense.reference(model_properties) for _ in sublayer_indices)
+            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in sublayer_indices)
             self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

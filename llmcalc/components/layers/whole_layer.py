@@ -63,7 +63,7 @@ def pre_norm_class() -> Any:
     from torch import nn
 
     class PreNormReference(nn.Module):
-        """Pre-norm attention and network."""
+        """The base of references with pre-norm attention and a pre-norm network."""
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
@@ -117,9 +117,9 @@ class SharedBlock(Part):
         up_projection = recorder.linear("up_proj", x, ffn, bias=network.up_bias)
         recorder.hold(x=x, gate=gate, up=up_projection)
         if adapter is not None:
-            to_gate, to_up = recorder.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
-            recorder.hold(to_gate=to_gate)
-            gate, up_projection = recorder.add(gate, to_gate), recorder.add(up_projection, to_up)
+            gate_addition, up_addition = recorder.split(adapter(x, (JoinedShapes(((ffn,), (ffn,))),)), (ffn,), (ffn,))
+            recorder.hold(to_gate=gate_addition)
+            gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
         y = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
         return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
@@ -127,18 +127,18 @@ class SharedBlock(Part):
     def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
-        def mapped() -> Value:
+        def record_projections() -> Value:
             return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
-        with recorder.scope("adapters", indices=range(1), **node_fields) as own_scope:
-            own_scope.per_layer = True
-            y = mapped()
+        with recorder.scope("adapters", indices=range(1), **node_fields) as adapters_scope:
+            adapters_scope.per_layer = True
+            y = record_projections()
         if other_adapters is not None:
             adapter_count, role = other_adapters
             indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
-                mapped()
+                record_projections()
         return y
 
 
@@ -191,13 +191,13 @@ class ZambaLayer(Layer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         other_adapters: Others | None = None
-        if sharing is not None and sharing.first:
-            other_adapters = sharing.others, "kept"
+        if sharing is not None and sharing.is_first:
+            other_adapters = sharing.other_layers, "kept"
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
-        role: Role = "own" if sharing is None or sharing.first else "shared"
+        role: Role = "own" if sharing is None or sharing.is_first else "shared"
         embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
-        block_input = recorder.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        block_input = recorder.cat(x, embedded, axes=(JoinedShapes((x.axes, embedded.axes)),))
         y = recorder.part(
             "transformer",
             self.transformer,
@@ -255,7 +255,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.up(self.down(x))
 
-    def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+    def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
@@ -264,7 +264,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
-            self.adapters = adapters(spec, n_in, n_out)
+            self.adapters = build_adapters(spec, n_in, n_out)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)
@@ -276,7 +276,9 @@ def _reference_class() -> type[nn.Module]:
             for name, child in spec.feed_forward.reference(model_properties).named_children():
                 self.add_module(name, child)
             if spec.adapter_rank is not None:
-                self.adapters = adapters(spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size)
+                self.adapters = build_adapters(
+                    spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
+                )
 
         def forward(self, x: Tensor) -> Tensor:
             gate, up_projection = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
@@ -317,24 +319,24 @@ def _reference_class() -> type[nn.Module]:
             self.mixer_pre_norm = spec.norm.reference(model_properties)
             self.mixer = spec.attention.reference(model_properties)
 
-        def share(self, first_layer: ZambaReference) -> None:
+        def share_parameters(self, first_layer: ZambaReference) -> None:
             """Shares the first layer's block of this kind, and stores this layer's adapters in it."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):
                 if not path.endswith("adapters"):
                     continue
-                this_adapter: Any = module.get_submodule("0")
+                run_adapter: Any = module.get_submodule("0")
                 adapter_list: Any = first_layer.transformer.get_submodule(path)
                 stored_adapter = Adapter(
-                    this_adapter.down.in_features, this_adapter.down.out_features, this_adapter.up.out_features
+                    run_adapter.down.in_features, run_adapter.down.out_features, run_adapter.up.out_features
                 )
-                stored_adapter.down.weight, stored_adapter.up.weight = this_adapter.down.weight, this_adapter.up.weight
+                stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                holder, _, name = path.rpartition(".")
+                module_path, _, name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(holder), name, parameter)
+                    setattr(self.transformer.get_submodule(module_path), name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

@@ -36,7 +36,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..choice import only
+from ..choice import class_at
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from .value_convolution import ValueConvolution
     from .value_experts import ValueExperts
 else:
-    QKNorm, QueryFactors = only("mixers.qk_norm:QKNorm"), only("mixers.query_factors:QueryFactors")
-    OutputGate = only("mixers.output_gate:OutputGate")
-    ValueConvolution = only("mixers.value_convolution:ValueConvolution")
-    ValueExperts = only("mixers.value_experts:ValueExperts")
+    QKNorm, QueryFactors = class_at("mixers.qk_norm:QKNorm"), class_at("mixers.query_factors:QueryFactors")
+    OutputGate = class_at("mixers.output_gate:OutputGate")
+    ValueConvolution = class_at("mixers.value_convolution:ValueConvolution")
+    ValueExperts = class_at("mixers.value_experts:ValueExperts")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -197,15 +197,15 @@ class Attention(TokenMixer):
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         if self.whole_pass and (self.length_limits() or by_distance):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
-        names = self.idle_projections
-        if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
+        idle_names = self.idle_projections
+        if len({*idle_names}) < len(idle_names) or RUN_PROJECTIONS & {*idle_names}:
             raise ValueError(
-                f"idle_projections: {', '.join(names)}; expected names that differ from one another and from "
+                f"idle_projections: {', '.join(idle_names)}; expected names that differ from one another and from "
                 + ", ".join(sorted(RUN_PROJECTIONS))
             )
-        for part in (self.position, self.block_indexer):
-            if part is not None:
-                part.check_attention(self)
+        for score_part in (self.position, self.block_indexer):
+            if score_part is not None:
+                score_part.check_attention(self)
         return self
 
     def head_sizes(self, width: Number) -> HeadSizes:
@@ -245,7 +245,7 @@ class Attention(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
+        return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
         return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
@@ -256,8 +256,8 @@ class Attention(TokenMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
-        other_size = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
-        if other_size and self.v_head_dim is not None:
+        changes_head_dim = self.head_dim is not None and not same(head_sizes.head_dim, self.head_dim)
+        if changes_head_dim and self.v_head_dim is not None:
             raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
@@ -434,15 +434,15 @@ class Attention(TokenMixer):
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
-        def normed(v: Value) -> Value:
+        def normalize_heads(v: Value) -> Value:
             assert qk is not None
             normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
-        x = normed(x) if qk is not None and qk.order == "before_rope" else x
+        x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
-        return normed(x) if qk is not None and qk.order == "after_rope" else x
+        return normalize_heads(x) if qk is not None and qk.order == "after_rope" else x
 
     def _keys_and_values(
         self,
@@ -460,14 +460,14 @@ class Attention(TokenMixer):
         if self.kv_shared and "from_target" in recorder.memo:
             return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
-            placeholder = (
+            empty_keys_and_values = (
                 self,
                 Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
-            shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
+            shareable = (shared for shared in reversed(computed_keys_and_values) if self._can_share_with(shared[0]))
             _, keys, values = next(
-                shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
+                shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
             return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
@@ -664,17 +664,17 @@ def _reference_class() -> type[nn.Module]:
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
-            order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
-            if order == "before_rope":
+            norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
+            if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
                 x = self.spec.position.rotated(x, forward_pass, start)
-            return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
+            return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
-        def _values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
             return self._split_heads(projected, self.value_dim)
 
@@ -692,13 +692,13 @@ def _reference_class() -> type[nn.Module]:
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
-                else self._values(x if value_input is None else value_input, forward_pass)
+                else self._projected_values(x if value_input is None else value_input, forward_pass)
             )
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(forward_pass, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(
+        def _own_or_shared_keys(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
@@ -743,7 +743,10 @@ def _reference_class() -> type[nn.Module]:
             self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
         ) -> Tensor | None:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
-            positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
+            positions = (
+                forward_pass.positions(end - queries, end, device),
+                forward_pass.positions(end - keys, end, device),
+            )
             if hasattr(self, "relative_bias"):
                 return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
@@ -763,12 +766,12 @@ def _reference_class() -> type[nn.Module]:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
-            outputs = []
+            square_outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
-            order = torch.cat(squares).argsort().to(q.device)
-            return torch.cat(outputs, 2)[:, :, order]
+                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+            patch_order = torch.cat(squares).argsort().to(q.device)
+            return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
@@ -776,7 +779,7 @@ def _reference_class() -> type[nn.Module]:
             q = self._normed_and_rotated(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
-            k, v = self._local_or_shared(x, forward_pass, value_input)
+            k, v = self._own_or_shared_keys(x, forward_pass, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_pass)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, forward_pass, forward_pass.past + x.shape[1])
@@ -785,9 +788,9 @@ def _reference_class() -> type[nn.Module]:
                     q, k, forward_pass.memo["relative_embedding"], forward_pass, self.q_proj, self.k_proj
                 )
             convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
-            group = self.heads // self.kv_heads
-            if group > 1:
-                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            group_size = self.heads // self.kv_heads
+            if group_size > 1:
+                k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None

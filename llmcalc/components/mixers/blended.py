@@ -84,7 +84,7 @@ class BlendedAttention(WindowedMixer):
         )
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("blended GQA")
+        return self._heading("blended GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -152,7 +152,10 @@ def _reference_class() -> type[nn.Module]:
                 self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_pass
             )
             (k,) = self.cache(forward_pass, self._rotate(self.k_norm(self.k_proj(x)), forward_pass))
-            positions, keys = forward_pass.span(forward_pass.past, end, x.device), forward_pass.span(0, end, x.device)
+            positions, keys = (
+                forward_pass.positions(forward_pass.past, end, x.device),
+                forward_pass.positions(0, end, x.device),
+            )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             blocks = -(-end // spec.index_block_size)
             scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
@@ -173,9 +176,9 @@ def _reference_class() -> type[nn.Module]:
 
             k, v: [batch, heads, keys, d].
             """
-            selected_mask, group = self(x, forward_pass), k.shape[1] // self.spec.index_n_heads
-            if group > 1:
-                selected_mask = selected_mask.repeat_interleave(group, 1)
+            selected_mask, group_size = self(x, forward_pass), k.shape[1] // self.spec.index_n_heads
+            if group_size > 1:
+                selected_mask = selected_mask.repeat_interleave(group_size, 1)
             if not forward_pass.past or x.shape[1] > 1:
                 return k, v, selected_mask
             end, block_size = k.shape[-2], self.spec.index_block_size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ...algebra import exact_div, floor_div, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import WithStart
@@ -121,7 +121,7 @@ class CompressedConvAttention(WindowedMixer):
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
-        all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        all_heads, t0, t1 = JoinedShapes(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
         joined_heads = recorder.cat(q, k, axes=(all_heads, dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
@@ -144,14 +144,14 @@ class CompressedConvAttention(WindowedMixer):
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
-        mean = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
-        group = Axis("group", exact_div(heads.size, kv_heads.size))
+        mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
+        group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = recorder.sum(
-            mean.view(kv_heads, group, dim), *k.axes, mean=True
+            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, mean=True
         )  # over the queries that share a key
-        recorder.hold(mean_q=mean, mean_k=mean_of_keys)
-        after_q, after_k = recorder.split(joined_heads, q.axes, k.axes)
-        return recorder.add(after_q, mean), recorder.add(after_k, mean_of_keys)
+        recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
+        convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
+        return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)
 
     def _mixed_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
         """Returns the values: half is computed from the token, half from the previous token."""
@@ -174,7 +174,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("CCA")
+        return self._heading("CCA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

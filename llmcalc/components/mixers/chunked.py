@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Hashing(nn.Module):
-        """Order of the tokens by the bucket of their keys.
+        """Orders the tokens by the hash bucket of their keys.
 
         [batch, heads, tokens, d] → [batch, heads, hashes · tokens].
         """
@@ -136,9 +136,9 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if self.causal:
                 scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
-            sums = torch.logsumexp(scores, -1, keepdim=True)
-            y = torch.exp(scores - sums) @ v
-            return (y.flatten(2, 3), sums.flatten(2, 3)) if has_chunks else (y, sums)
+            log_sums = torch.logsumexp(scores, -1, keepdim=True)
+            y = torch.exp(scores - log_sums) @ v
+            return (y.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (y, log_sums)
 
     class ChunkedReference(nn.Module):
         """Attention in chunks. x: [batch, tokens, hidden] → same shape."""
@@ -165,12 +165,12 @@ def _reference_class() -> type[nn.Module]:
             if self.hashes is None or not has_chunks:
                 y, _ = self.core(q, keys, v, position, has_chunks)
             else:
-                order = self.hashing(q)
-                index = order[..., None].expand(-1, -1, -1, q.shape[-1])
+                token_order = self.hashing(q)
+                index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
                 sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, index % tokens) for row in (q, keys, v))
-                y, sums = self.core(*sorted_rows, order % tokens, True)
-                y, sums = (row.unflatten(2, (self.hashes, tokens)) for row in (y, sums))
-                y = (y * torch.softmax(sums, 2)).sum(2)
+                y, log_sums = self.core(*sorted_rows, token_order % tokens, True)
+                y, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (y, log_sums))
+                y = (y * torch.softmax(log_sums, 2)).sum(2)
             output: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
             return output
 

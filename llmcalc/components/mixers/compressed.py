@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ... import ops
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.rows import Rows
@@ -96,17 +96,17 @@ class CompressedAttention(EntryAttention):
         """Returns the compressed entries of all tokens up to now, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
-        series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
+        series_axes: Shape = (JoinedShapes(((dim,), (dim,))),) if self.overlap else (dim,)
         with recorder.scope(name):
             projections = (
-                self._entry_projection(recorder, "kv_proj", x, series),
-                self._entry_projection(recorder, "gate_proj", x, series),
+                self._entry_projection(recorder, "kv_proj", x, series_axes),
+                self._entry_projection(recorder, "gate_proj", x, series_axes),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
             unpooled_rows = recorder.with_rest(*projections)
             recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
             kv, gate = (recorder.windows(series_rows, rate) for series_rows in unpooled_rows)
-            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series, count=rate.size))
+            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series_axes, count=rate.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
                 kv, gate = self._with_last_window(recorder, kv, gate, rate, dim, x.rows)
@@ -122,10 +122,10 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
-        window_rows = Beside(((rate,), (rate,)))
+        window_rows = JoinedShapes(((rate,), (rate,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
+                recorder.split(series_value, (rate, dim), (rate, dim)) for series_value in (kv, gate)
             )
             zeros = (
                 recorder.zeros(delayed_series, state="last_window"),
@@ -145,7 +145,7 @@ class CompressedAttention(EntryAttention):
     def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
-        op = ops.EntryLinear(x.width, recorder.n(out), rows=x.rows, rate=self.compress_rate)
+        op = ops.EntryLinear(x.width, recorder.element_count(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
         return recorder.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
 
@@ -154,7 +154,7 @@ class CompressedAttention(EntryAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(
+        default_spec = cls(
             num_attention_heads=4,
             head_dim=8,
             qk_rope_head_dim=4,
@@ -165,9 +165,9 @@ class CompressedAttention(EntryAttention):
         )
         indexer = EntryIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
         return [
-            base,
-            base.model_copy(update={"compress_rate": 4, "o_groups": 4}),
-            base.model_copy(update={"compress_rate": 2, "overlap": True, "indexer": indexer}),
+            default_spec,
+            default_spec.model_copy(update={"compress_rate": 4, "o_groups": 4}),
+            default_spec.model_copy(update={"compress_rate": 2, "overlap": True, "indexer": indexer}),
         ]
 
 
@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec, end = self.spec, forward_pass.past + x.shape[1]
             entries = self.compressor(x, forward_pass)
-            complete_entries = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            complete_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries

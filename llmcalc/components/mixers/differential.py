@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ...algebra import exact_div, floor_div, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
@@ -115,16 +115,16 @@ class DifferentialAttention(WindowedMixer):
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
-        double_dim = Beside(((dim,), (dim,)))
+        double_dim = JoinedShapes(((dim,), (dim,)))
         joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
-        share = recorder.plus(
+        subtracted_share = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
-        recorder.hold(both=joined_heads, share=share)
+        recorder.hold(both=joined_heads, share=subtracted_share)
         y = recorder.sub(
-            first_heads, recorder.mul(second_heads, share)
+            first_heads, recorder.mul(second_heads, subtracted_share)
         )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
         y = (
@@ -233,8 +233,8 @@ def _reference_class() -> type[nn.Module]:
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
-            share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
-            out = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
+            subtracted_share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
+            out = (1 - self.spec.lambda_init) * self.norm(first_heads - subtracted_share * second_heads)
             return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DifferentialReference

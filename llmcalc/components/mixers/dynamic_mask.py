@@ -134,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
             self.A = vector(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
-        def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
+        def _learned_mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: a selected key's strength, else −∞."""
             step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
             q = spec.position.rotated(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
             k = spec.position.rotated(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
-            mask = self._mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
+            mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
             out = self.core(q, k, v, mask)
             return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -120,7 +120,7 @@ class EntryAttention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         rate, selected = self.compress_rate, self.selected_entries
         selected_tokens = None if rate is None or selected is None else rate * selected
-        return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)
+        return tuple(limit for limit in (self.sliding_window, rate, selected_tokens) if limit is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -184,7 +184,7 @@ class EntryAttention(TokenMixer):
 
     @property
     def entry_noun(self) -> str:
-        """What summaries call the entries."""
+        """The name of the entries in summaries."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:

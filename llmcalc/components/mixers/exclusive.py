@@ -108,15 +108,15 @@ class ExclusiveAttention(WindowedMixer):
         kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = y.axes
-        group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        y = y.view(kv_heads, group, dim)
-        unit = recorder.div(values, recorder.root_mean_square(values))
-        alpha = recorder.act(recorder.vector("alpha", kv_heads, group), "tanh")
-        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit), kv_heads, group), alpha)
-        return recorder.sub(y, recorder.mul(unit, removed_fraction, axes=y.axes)).view(*heads)
+        group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
+        y = y.view(kv_heads, group_axis, dim)
+        unit_value = recorder.div(values, recorder.root_mean_square(values))
+        alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
+        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit_value), kv_heads, group_axis), alpha)
+        return recorder.sub(y, recorder.mul(unit_value, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("exclusive GQA")
+        return self._heading("exclusive GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -124,8 +124,8 @@ class ExclusiveAttention(WindowedMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         norm = Norm(type="rmsnorm", weight=False)
-        base = cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, norm=norm)
-        return [base, base.model_copy(update={"attention_bias": True, "sliding_window": 5})]
+        default_spec = cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, norm=norm)
+        return [default_spec, default_spec.model_copy(update={"attention_bias": True, "sliding_window": 5})]
 
 
 @cache
@@ -151,9 +151,9 @@ def _reference_class() -> type[nn.Module]:
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)
             out = self.core(q, k, v, mask)
-            unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
-            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
-            out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
+            unit_value = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit_value).sum(-1, keepdim=True)
+            out = (out - removed_fraction * unit_value).transpose(1, 2).flatten(2)
             return self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
@@ -101,7 +101,7 @@ class GatedDeltaNet(TokenMixer):
         q = recorder.linear("q_proj", x, *keys)
         k = recorder.linear("k_proj", x, *keys)
         v = recorder.linear("v_proj", x, *values)
-        qkv_axes = Beside((keys, keys, values))
+        qkv_axes = JoinedShapes((keys, keys, values))
         u = recorder.cat(q, k, v, axes=(qkv_axes,))
         u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")

@@ -93,11 +93,11 @@ class GatedProfileAttention(ProfileAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = super().examples()[0]
+        default_spec = super().examples()[0]
         return [
-            base,
-            base.model_copy(update={"dynamic_convolutions": True}),
-            base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
+            default_spec,
+            default_spec.model_copy(update={"dynamic_convolutions": True}),
+            default_spec.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
         ]
 
 
@@ -106,7 +106,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def shorten(x: Tensor, largest_norm: float) -> Tensor:
+    def limit_norm(x: Tensor, largest_norm: float) -> Tensor:
         """Scales vectors down to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
         return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
@@ -178,12 +178,12 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
             k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
             v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
-            q = shorten(q, 512**0.5).transpose(1, 2)
-            k, v = self.cache(forward_pass, shorten(k, 512**0.5), self.v_norm(v))
+            q = limit_norm(q, 512**0.5).transpose(1, 2)
+            k, v = self.cache(forward_pass, limit_norm(k, 512**0.5), self.v_norm(v))
             end = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(shorten(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
+            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(y * self.gate_proj(x).sigmoid())

@@ -67,8 +67,8 @@ class WindowedMixer(GroupedQueryMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def _described(self, name: str, details: str = "") -> str:
-        """Returns the attention's name, heads, details and window, for report headings."""
+    def _heading(self, name: str, details: str = "") -> str:
+        """Returns a report heading with the attention's name, heads, details and window."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
 
@@ -139,7 +139,7 @@ def grouped_reference_class() -> Any:
     from torch import nn
 
     class GroupedReference(nn.Module):
-        """The projections of queries, keys, values and the output. bias: whether all of them have one."""
+        """The projections of queries, keys, values and the output. bias: whether each projection has a bias."""
 
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()
@@ -154,7 +154,7 @@ def grouped_reference_class() -> Any:
 
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group == 1 else tuple(t.repeat_interleave(group, axis) for t in tensors)
+            group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return tensors if group_size == 1 else tuple(t.repeat_interleave(group_size, axis) for t in tensors)
 
     return GroupedReference

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
@@ -93,7 +93,7 @@ class KimiDeltaAttention(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
         all_heads: Shape = (heads, dim)
-        kernel, qkv_axes = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
+        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((all_heads, all_heads, all_heads))
         u = recorder.cat(
             *(recorder.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,)
         )

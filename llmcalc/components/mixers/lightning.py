@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LightningAttention(MultiHeadMixer):
-    """Returns normalized and rotated queries or keys. name: the name of the norm.
+    """Linear attention with a fixed decay per head, with the field names of MiniMax's config.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a query, key or value head.

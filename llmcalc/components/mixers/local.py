@@ -67,7 +67,7 @@ class LocalAttention(MultiHeadMixer):
         return self
 
     def length_limits(self) -> tuple[int, ...]:
-        return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
+        return tuple(limit for limit in (self.local_radius, self.global_block_size) if limit is not None)
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
@@ -82,8 +82,8 @@ class LocalAttention(MultiHeadMixer):
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
-            summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
-            block_sums = recorder.core("sums", summing, x, axes=x.axes, rows=sums)
+            sum_op, sum_rows = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
@@ -105,8 +105,8 @@ class LocalAttention(MultiHeadMixer):
         return recorder.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
-        return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
+        sums_text = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
+        return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -143,8 +143,8 @@ def _reference_class() -> type[nn.Module]:
     class Sums(nn.Module):
         """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
-        def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
-            return (sums[:, None] == sum_index[None]).to(x.dtype) @ x
+        def forward(self, x: Tensor, sum_index: Tensor, sum_positions: Tensor) -> Tensor:
+            return (sum_positions[:, None] == sum_index[None]).to(x.dtype) @ x
 
     class LocalReference(nn.Module):
         """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
@@ -201,14 +201,14 @@ def _reference_class() -> type[nn.Module]:
             last_sum = tokens // block_size - 1
             sum_index: Tensor = forward_pass.computed_once(
                 ("of_token", tokens, block_size),
-                lambda: (forward_pass.span(0, tokens, device) // block_size).clamp(max=last_sum),
+                lambda: (forward_pass.positions(0, tokens, device) // block_size).clamp(max=last_sum),
             )
-            return sum_index, forward_pass.span(0, last_sum + 1, device)
+            return sum_index, forward_pass.positions(0, last_sum + 1, device)
 
         def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._split_into_blocks(forward_pass.span(0, tokens, device)[None] + 1)  # 0 marks padding
+            positions = self._split_into_blocks(forward_pass.positions(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)
             offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
@@ -221,11 +221,11 @@ def _reference_class() -> type[nn.Module]:
                 else forward_pass.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
             )
             if self.spec.global_block_size is not None:
-                sum_index, sums = self._block_sum_indices(forward_pass, tokens, device)
-                mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
+                sum_index, sum_positions = self._block_sum_indices(forward_pass, tokens, device)
+                mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
                     sum_bias = self._split_into_blocks(
-                        forward_pass.bias.blocks(sum_index, sums).permute(1, 0, 2)[None]
+                        forward_pass.bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
                     )[0].transpose(1, 2)
                     bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias

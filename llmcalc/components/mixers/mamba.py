@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ...algebra import exact_div
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
@@ -81,7 +81,7 @@ class Mamba(TokenMixer):
         inner_axis = Axis("inner", self.intermediate_size)
         state = Axis("state", self.state_size)
         kernel = self.conv_kernel
-        projected = recorder.linear("in_proj", x, Beside(((inner_axis,), (inner_axis,))), bias=self.use_bias)
+        projected = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
         u, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
         u = recorder.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
@@ -103,7 +103,7 @@ class Mamba(TokenMixer):
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         shapes = (rank,), (state,), (state,)
         if a is None:
-            time_step, b, c = recorder.split(recorder.linear("x_proj", u, Beside(shapes)), *shapes)
+            time_step, b, c = recorder.split(recorder.linear("x_proj", u, JoinedShapes(shapes)), *shapes)
             if self.norm is not None:
                 time_step = recorder.norm("dt_norm", time_step, self.norm)
                 b = recorder.norm("b_norm", b, self.norm)
@@ -111,7 +111,7 @@ class Mamba(TokenMixer):
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
         head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
-        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
+        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(shapes)), *shapes)
         time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
         return (
             time_step.view(inner_axis, rows=u.rows),
@@ -128,13 +128,13 @@ class Mamba(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base: dict[str, Any] = {"intermediate_size": 40, "state_size": 6, "time_step_rank": 3}
+        default_spec: dict[str, Any] = {"intermediate_size": 40, "state_size": 6, "time_step_rank": 3}
         return [
-            cls(**base),
-            cls(**base, use_bias=True, use_conv_bias=False, conv_kernel=3),
-            cls(**base, norm=Norm(type="rmsnorm")),
-            cls(**base, norm=Norm(type="rmsnorm", weight=False)),
-            cls(**base, num_heads=2),
+            cls(**default_spec),
+            cls(**default_spec, use_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**default_spec, norm=Norm(type="rmsnorm")),
+            cls(**default_spec, norm=Norm(type="rmsnorm", weight=False)),
+            cls(**default_spec, num_heads=2),
         ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ChunkedScan, HeadScan
@@ -94,9 +94,11 @@ class Mamba2(TokenMixer):
         groups = Axis("groups", self.n_groups)
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
-        conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
+        conv_channels = JoinedShapes(
+            (inner_axes, (groups, state), (groups, state))
+        )  # the gate and Δ skip the convolution
         gate, u, time_step = recorder.split(
-            recorder.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
+            recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
             (heads,),
@@ -137,17 +139,17 @@ class Mamba2(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base: dict[str, Any] = {
+        default_spec: dict[str, Any] = {
             "num_heads": 4,
             "head_dim": 6,
             "state_size": 5,
             "chunk_size": 4,
         }  # 11 and 13 tokens do not fill a chunk
         return [
-            cls(**base),
-            cls(**base, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
-            cls(**{**base, "chunk_size": 32}, norm=None),
-            cls(**base, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
+            cls(**default_spec),
+            cls(**default_spec, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**{**default_spec, "chunk_size": 32}, norm=None),
+            cls(**default_spec, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
         ]
 
 

@@ -120,10 +120,12 @@ def _reference_class() -> type[nn.Module]:
             starts = torch.arange(blocks, device=x.device) * block
             angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
-            left, right = block_means.chunk(2, -1)
-            block_means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+            first_half, second_half = block_means.chunk(2, -1)
+            block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
-            visible_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
+            visible_tokens = (
+                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
+            )
             is_complete = torch.arange(blocks, device=x.device) < visible_tokens // block
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
@@ -145,8 +147,8 @@ def _reference_class() -> type[nn.Module]:
                 index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
-            positions = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)
-            all_keys = forward_pass.span(0, keys, x.device)
+            positions = forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)
+            all_keys = forward_pass.positions(0, keys, x.device)
             mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]

@@ -103,7 +103,7 @@ class MergedAttention(TwoSetsMixer):
         return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
-        return self._describe("with the encoder's keys")
+        return self._heading_with_keys("with the encoder's keys")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from ... import ops
 from ...algebra import Number
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.with_past import WithPast
@@ -156,7 +156,7 @@ class MLA(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
-        return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
+        return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
@@ -178,12 +178,14 @@ class MLA(TokenMixer):
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
-    def flow(self, recorder: Flow, x: Value) -> Value:
+    def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with recorder.function():
-            query, query_latent = self._query_and_latent(recorder, x, heads, Beside(((nope,), (rope,))), head_axis)
+            query, query_latent = self._query_and_latent(
+                recorder, x, heads, JoinedShapes(((nope,), (rope,))), head_axis
+            )
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if query_latent is not None:
@@ -196,24 +198,24 @@ class MLA(TokenMixer):
         c, k_rope = self._latent_and_key(recorder, x, latent, rope)
         recorder.mask(query, c, causal=recorder.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
-            turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
-            rotation = None if self.mla_use_nope else turning
+            full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+            rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
         limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            lends = recorder.memo.get("lends_selection", False)
-            selection, c, k_rope = recorder.selected(query, c, k_rope, lends=lends)
+            is_selection_lent = recorder.memo.get("lends_selection", False)
+            selection, c, k_rope = recorder.selected(query, c, k_rope, lends=is_selection_lent)
             recorder.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
-        head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
+        head, latent_key = JoinedShapes(((nope,), (rope,))), JoinedShapes(((latent,), (rope,)))
 
         def expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
-                "kv_b_proj", c, heads, Beside(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
+                "kv_b_proj", c, heads, JoinedShapes(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope), (heads, head_axis))
@@ -224,7 +226,7 @@ class MLA(TokenMixer):
 
         def absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
-            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (head_axis,)))), (latent,))
+            weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
@@ -236,10 +238,10 @@ class MLA(TokenMixer):
         if self.sinks:
             recorder.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
-        for factor in gate:
-            y = recorder.mul(y, recorder.act(factor, "sigmoid", float32=True), float32=True)
+        for gate_part in gate:
+            y = recorder.mul(y, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
         recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
+        return recorder.linear("o_proj", y, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns latents and the keys' shared rotary part, of new and cached tokens."""
@@ -247,10 +249,10 @@ class MLA(TokenMixer):
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
             empty_values = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
-            last_first = reversed(computed_latents)
-            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in last_first if other_key == key), empty_values)
+            latest_latents = reversed(computed_latents)
+            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in latest_latents if other_key == key), empty_values)
             return c.view(latent), k_rope.view(rope)
-        latent_and_rope = recorder.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
+        latent_and_rope = recorder.linear("kv_a_proj", x, JoinedShapes(((latent,), (rope,))), bias=self.attention_bias)
         recorder.hold(latent=latent_and_rope)
         c, k_rope = recorder.split(latent_and_rope, (latent,), (rope,))
         c = self._normalize(recorder, "kv_a_norm", c)
@@ -272,7 +274,7 @@ class MLA(TokenMixer):
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
     def _query_and_latent(
-        self, recorder: Flow, x: Value, heads: Axis, head: Beside, head_axis: Axis
+        self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes, head_axis: Axis
     ) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the optional compressed query."""
         if self.q_lora_rank is None:
@@ -282,8 +284,8 @@ class MLA(TokenMixer):
         recorder.hold(raw=raw_latent, small=c)
         if not self.query_gate:
             return recorder.linear("q_b_proj", c, heads, head), c
-        gate_input = recorder.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
-        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
+        gate_input = recorder.cat(c, raw_latent, axes=(JoinedShapes((c.axes, raw_latent.axes)),))
+        gated = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.parts, (head_axis,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
@@ -336,9 +338,9 @@ def _reference_class() -> type[nn.Module]:
     class Expansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
-        def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
-            super().__init__(latent, heads * (nope + value), bias=False)
-            self.heads, self.nope, self.value = heads, nope, value
+        def __init__(self, latent: int, heads: int, nope: int, value_size: int) -> None:
+            super().__init__(latent, heads * (nope + value_size), bias=False)
+            self.heads, self.nope, self.value = heads, nope, value_size
 
         def forward(self, x: Tensor, absorbed_form: str = "") -> Tensor:
             head_weights = self.weight.view(self.heads, self.nope + self.value, -1)
@@ -378,7 +380,11 @@ def _reference_class() -> type[nn.Module]:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
-            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
+            self.o_proj = nn.Linear(
+                heads * spec.v_head_dim,
+                model_properties.output_size or hidden,
+                bias=spec.attention_bias or spec.o_bias,
+            )
             self.core = softmax_core_class()()
             if not spec.kv_shared:
                 self.cache = cache_class()(spec.sliding_window)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import MatrixMemory
@@ -81,7 +81,7 @@ class MLSTM(TokenMixer):
         )
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
         y = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
-        state_shape = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
+        state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
         y = recorder.norm("norm", y, norm, groups=heads)
@@ -146,12 +146,12 @@ def _reference_class() -> type[nn.Module]:
                 ~mask, float("-inf")
             )
             state_exponent = log_decay + largest_exponent
-            peak = torch.maximum(state_exponent, pair_exponent.max(-1).values)
-            scores = q @ k.transpose(-1, -2) * (pair_exponent - peak[..., None]).exp()
-            scaled_q = q * (state_exponent - peak).exp()[..., None]
+            largest_score_exponent = torch.maximum(state_exponent, pair_exponent.max(-1).values)
+            scores = q @ k.transpose(-1, -2) * (pair_exponent - largest_score_exponent[..., None]).exp()
+            scaled_q = q * (state_exponent - largest_score_exponent).exp()[..., None]
             numerator = scaled_q @ memory + scores @ v
             denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
-            h = numerator / (torch.maximum(denominator.abs(), (-peak).exp()) + 1e-6)[..., None]
+            h = numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
             write_strength = k * (input_exponent - new_largest).exp()[..., None]

@@ -69,8 +69,8 @@ class MixtureOfAttention(TokenMixer):
         return self
 
     def head_sizes(self, width: Any) -> HeadSizes:
-        k = self.num_key_value_heads
-        return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
+        kv_heads = self.num_key_value_heads
+        return HeadSizes(self.num_experts_per_tok * kv_heads, kv_heads, self.head_dim)
 
     def score_position(self) -> Rope:
         return self.position

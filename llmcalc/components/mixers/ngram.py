@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
@@ -111,15 +111,17 @@ class NgramAttention(EqualHeadsMixer):
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
-        buckets = recorder.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
+        buckets = recorder.linear(
+            "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
+        )
         num_heads = q.axes[0].size  # those of the rank
         recorder.hold(q=q, k=k, v=v, buckets=buckets)
         keys, values = recorder.cache(
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
-        core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
+        main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         y = recorder.core(
-            "core", core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
+            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
@@ -182,7 +184,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
             projected = self.get_submodule(name)(x).unflatten(
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
@@ -192,17 +194,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
-            exact = max(1, self.spec.num_buckets // 2)
-            far_bucket = exact + (distance.clamp(min=1) / exact).log2().long()
-            return torch.where(distance < exact, distance, far_bucket).clamp(0, self.spec.num_buckets - 1)
+            exact_distances = max(1, self.spec.num_buckets // 2)
+            far_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
+            return torch.where(distance < exact_distances, distance, far_bucket).clamp(0, self.spec.num_buckets - 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
             key_count, end = q.shape[2], keys.shape[2]
-            queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
+            queries, all_keys = (
+                forward_pass.positions(end - key_count, end, x.device),
+                forward_pass.positions(0, end, x.device),
+            )
             distance = queries[:, None] - all_keys
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, index))]

@@ -34,12 +34,12 @@ class OutputGate(Part):
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the gate. x: the layer's input. y: the output of the heads, with axes (heads, size)."""
-        gates = y.axes if self.per == "element" else y.axes[:1]
+        gate_axes = y.axes if self.per == "element" else y.axes[:1]
         if self.bias != "head":
-            gate = recorder.linear("gate_proj", x, *gates, bias=self.bias)
+            gate = recorder.linear("gate_proj", x, *gate_axes, bias=self.bias)
             return recorder.mul(y, recorder.act(gate, self.gate_func))
         with recorder.scope("gate_proj"):
-            gate = recorder.add(recorder.linear("", x, *gates), recorder.vector("head_bias", *y.axes[:1]))
+            gate = recorder.add(recorder.linear("", x, *gate_axes), recorder.vector("head_bias", *y.axes[:1]))
         return recorder.mul(y, recorder.act(gate, self.gate_func))
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:

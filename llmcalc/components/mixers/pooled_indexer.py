@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             entries = self._pooled_keys(keys, gate)
             scores = self.core(q, entries, self.weights_proj(x)).float()
             visible_tokens = (
-                forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
+                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
             ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
             ranked_pools = scores.masked_fill(ends > visible_tokens, float("-inf")).sort(

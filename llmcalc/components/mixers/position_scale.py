@@ -36,9 +36,9 @@ def position_scale_class() -> type[nn.Module]:
             self.scale, self.bias = vector(torch.zeros(heads)), vector(torch.ones(heads))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            positions = forward_pass.span(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
+            positions = forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
             logarithms = (positions + 1).float().log().to(x.dtype)
-            factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
-            return x * factor[..., None]
+            position_factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
+            return x * position_factor[..., None]
 
     return PositionScale

@@ -109,14 +109,14 @@ class ProfileAttention(WindowedMixer):
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
-        return self._described("GQA", f", {self.relative_rank} profiles")
+        return self._heading("GQA", f", {self.relative_rank} profiles")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(
+        default_spec = cls(
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=6,
@@ -125,9 +125,9 @@ class ProfileAttention(WindowedMixer):
             conv_kernel_size=3,
         )
         return [
-            base,
-            base.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
-            base.model_copy(update={"norm": None}),
+            default_spec,
+            default_spec.model_copy(update={"sliding_window": 5, "relative_extent": 5, "conv_kernel_size": 4}),
+            default_spec.model_copy(update={"norm": None}),
         ]
 
 
@@ -149,7 +149,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
 
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
-        """A norm on queries and keys before the scores."""
+        """Attention with profile biases and normalized queries and keys. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             hidden, head_dim = model_properties.hidden_size, spec.head_dim
@@ -170,8 +170,8 @@ def profile_attention_class() -> type[nn.Module]:
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = forward_pass.span(forward_pass.past, end, device)
-            key_positions = forward_pass.span(end - keys, end, device)
+            queries = forward_pass.positions(forward_pass.past, end, device)
+            key_positions = forward_pass.positions(end - keys, end, device)
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, index)

@@ -9,7 +9,7 @@ from ..norm import Norm
 
 
 class QKNorm(Part):
-    """A norm on queries and keys.
+    """The norm on the queries and keys of attention.
 
     norm: the norm.
     scope: `head`, one set of head_dim weights for all heads (Qwen3), by default; `per_head`, one set per head (Command

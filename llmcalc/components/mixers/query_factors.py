@@ -35,7 +35,7 @@ class QueryFactors(Part):
         return low_rank_query
 
     def reference(self, model_properties: ModelProperties) -> tuple[nn.Module, nn.Module]:
-        """Builds the first query projection and the norm."""
+        """Builds the first query projection and the norm as named modules."""
         from torch import nn
 
         return nn.Linear(model_properties.hidden_size, self.rank, bias=False), self.norm.reference(

@@ -55,14 +55,14 @@ class RelativeAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
-        rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
+        distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
-        scores = ops.DistanceScores(num_heads, dim.size, x.rows, rows)
-        distance_scores = recorder.core("distances", scores, position_q, r, axes=(heads,))
+        scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
+        distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
         index = recorder.distances(q, k, clamped=False, shifted=True)
-        recorder.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
+        recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=index)
         content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
         bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
@@ -126,7 +126,9 @@ def _reference_class() -> type[nn.Module]:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, largest_distance = x.shape[-1], self._largest_distance(x)
             angles = angles_of(
-                largest_distance - forward_pass.span(0, largest_distance + x.shape[1], x.device), hidden, 10000.0
+                largest_distance - forward_pass.positions(0, largest_distance + x.shape[1], x.device),
+                hidden,
+                10000.0,
             )
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
@@ -136,7 +138,7 @@ def _reference_class() -> type[nn.Module]:
                 "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
-            positions = forward_pass.span(0, x.shape[1], x.device)
+            positions = forward_pass.positions(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias=bias)

@@ -111,11 +111,11 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        distance = 1
-        while distance < a.shape[1]:
-            b = torch.cat([b[:, :distance], b[:, distance:] + a[:, distance:] * b[:, :-distance]], 1)
-            a = torch.cat([a[:, :distance], a[:, distance:] * a[:, :-distance]], 1)
-            distance *= 2
+        step = 1
+        while step < a.shape[1]:
+            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
         return b
 
     class RGLRUReference(nn.Module):
@@ -140,7 +140,7 @@ def _reference_class() -> type[nn.Module]:
             u = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             is_first = (
-                forward_pass.span(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
+                forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale

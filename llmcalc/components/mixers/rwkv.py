@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
@@ -26,7 +26,7 @@ from ..base import (
     Width,
 )
 from ..runtime import ForwardPass, state_class, vector
-from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +62,7 @@ class RwkvTimeMix(TokenMixer):
         gate = recorder.act(receptance, "sigmoid")
         bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
         average = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
-        recorder.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
+        recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
         return recorder.linear("output", recorder.mul(gate, average), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -162,9 +162,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            previous_token = shifted(x, forward_pass, self.shift_state)
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(mixed_with(x, previous_token, getattr(self, f"time_mix_{name}").weight))
+                self.get_submodule(name)(mix_tokens(x, previous_token, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
             return self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
@@ -182,9 +182,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            previous_token = shifted(x, forward_pass, self.shift_state)
-            squared_key = self.key(mixed_with(x, previous_token, self.time_mix_key.weight)).relu().square()
-            gate = self.receptance(mixed_with(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
+            squared_key = self.key(mix_tokens(x, previous_token, self.time_mix_key.weight)).relu().square()
+            gate = self.receptance(mix_tokens(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
             return gate * self.value(squared_key)
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

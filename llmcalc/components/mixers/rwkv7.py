@@ -20,7 +20,7 @@ from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, Tok
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
 from .rwkv import RwkvChannelMix
-from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,8 +76,8 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
         key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
-        rule = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", rule, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
+        y = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         y = recorder.add(y, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
@@ -186,11 +186,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.get_submodule(f"{name}_lora_b")(y)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            previous_token = shifted(x, forward_pass, self.shift_state)
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
             }
-            inputs = {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
+            inputs = {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
             r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             rate = self._low_rank("a", inputs["a"]).sigmoid()
@@ -226,7 +226,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            previous_token = shifted(x, forward_pass, self.shift_state)
-            return self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
+            return self.value(self.key(mix_tokens(x, previous_token, self.time_mix_k.weight)).relu().square())
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

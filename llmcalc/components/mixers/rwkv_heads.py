@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
 from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
-from .token_shift import mixed_with, previous_tokens, shifted, token_shift
+from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,8 +71,8 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
-        rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", rule, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+        y = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
@@ -83,12 +83,13 @@ class RwkvHeadMix(TokenMixer):
             return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]
         low_rank = recorder.act(
-            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
+            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
+            "tanh",
         )
         inputs = {}
-        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+                recorder.linear(f"shift_b_{name}", low_rank_part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
             inputs[name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
@@ -157,19 +158,19 @@ def _reference_class() -> type[nn.Module]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
-            previous_token = shifted(x, forward_pass, self.shift_state)
+            previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
                 name: self.get_submodule(f"time_mix_{name}").weight
                 for name in inputs_of_projections
                 if hasattr(self, f"time_mix_{name}")
             }
             if self.spec.shift_rank is not None:
-                low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, part in zip(
+                low_rank = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
+                for name, low_rank_part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
-            return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(low_rank_part) + mix_weights[name]
+            return {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

@@ -1,4 +1,4 @@
-"""Attention within the most important blocks of scores, with block means for the rest.
+"""Attention within the blocks of scores with the highest means; other blocks are approximated by their means (MRA).
 
 MRA (Zeng et al. 2022, arXiv:2207.10284, §4): the means of blocks of tokens are scored first; the blocks with the
 highest scores are computed exactly. transformers: models/mra (`mra2_attention`).
@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
             real_keys = self._selected_blocks(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
             weights = weights * real_keys
-            sums = torch.zeros_like(queries).scatter_add(
+            weighted_sums = torch.zeros_like(queries).scatter_add(
                 2, self._expanded_indices(rows, queries), weights @ sampled_values
             )
             totals = torch.zeros_like(queries[..., :1])
@@ -114,9 +114,9 @@ def _reference_class() -> type[nn.Module]:
                     torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
                 )
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)
-                sums = sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
+                weighted_sums = weighted_sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + other_blocks.sum(-1)[..., None, None]
-            return (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
+            return (weighted_sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
             """Returns block indices expanded for the selection of blocks of x."""

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...algebra import Number
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SelectiveMamba2(TokenMixer):
-    """A multi-head state-space mixer whose step sizes and B, C depend on the convolved channels.
+    """A multi-head state-space mixer whose step sizes, B and C are projections of the convolved channels.
 
     num_heads: the number of heads.
     head_dim: the number of channels per head.
@@ -69,14 +69,14 @@ class SelectiveMamba2(TokenMixer):
         state = Axis("state", self.state_size)
         inner_axes: Shape = (heads, dim)
         gate, u = recorder.split(
-            recorder.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes
+            recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
-        channels, kernel = Beside((inner_axes,)), self.conv_kernel
+        channels, kernel = JoinedShapes((inner_axes,)), self.conv_kernel
         u = recorder.conv("conv1d", u, channels, kernel=kernel, groups=u.width, padding=kernel - 1)
         recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
         u = recorder.act(u, "silu").view(*inner_axes)
         shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
-        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", u, Beside(shapes)), *shapes)
+        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", u, JoinedShapes(shapes)), *shapes)
         time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
         scan_inputs = u, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
@@ -97,8 +97,8 @@ class SelectiveMamba2(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
-        return [cls(**base, chunk_size=4), cls(**base, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False))]
+        fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
+        return [cls(**fields, chunk_size=4), cls(**fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False))]
 
 
 @cache

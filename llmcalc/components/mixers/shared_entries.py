@@ -117,14 +117,14 @@ class SharedEntryAttention(EntryAttention):
         if rate is None:
             return {}
         field = "entries_shared" if self.entries_shared else ""
-        results: dict[tuple[Any, ...], str] = {("entries", rate, self.head_dim, self.qk_rope_head_dim): field}
-        results["selected entries", rate, self.selected_entries] = "" if indexer is not None else "indexer"
+        field_by_result: dict[tuple[Any, ...], str] = {("entries", rate, self.head_dim, self.qk_rope_head_dim): field}
+        field_by_result["selected entries", rate, self.selected_entries] = "" if indexer is not None else "indexer"
         if indexer is not None:
-            results["entry keys", rate, indexer.index_head_dim] = field
+            field_by_result["entry keys", rate, indexer.index_head_dim] = field
             if indexer.finds is not None or indexer.candidates is not None:
                 blocks = indexer.finds or indexer.candidates
-                results["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
-        return results
+                field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
+        return field_by_result
 
     def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
@@ -150,7 +150,7 @@ class SharedEntryAttention(EntryAttention):
             selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
+                selection = self._record_selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
@@ -177,7 +177,7 @@ class SharedEntryAttention(EntryAttention):
             op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
-    def _selection(
+    def _record_selection(
         self,
         recorder: Flow,
         indexer: EntryKeyIndexer,
@@ -211,15 +211,15 @@ class SharedEntryAttention(EntryAttention):
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
         blocks = indexer.candidates
-        core: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
+        score_options: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
         if blocks is not None:
-            core = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
-            core["blocks"] = blocks.candidate_topk_blocks
+            score_options = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
+            score_options["blocks"] = blocks.candidate_topk_blocks
             keys, visible = recorder.candidates(keys, visible, blocks.candidate_block_size)
             recorder.hold(keys=keys, seen=visible)
         scores = recorder.act(
             recorder.scale(
-                recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
+                recorder.scores("core", q, keys, is_cross_attention=True, **score_options), indexer.index_head_dim**-0.5
             ),
             "relu",
         )
@@ -288,7 +288,7 @@ def _reference_class() -> type[nn.Module]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
             stored_rows = self.cache.load(forward_pass)
             entries, latent = None if stored_rows is None else stored_rows[0], None
-            pending: tuple[Tensor, ...] = ()
+            pending_rows: tuple[Tensor, ...] = ()
             if gate is None:
                 latent = self.norm(kv)
             else:
@@ -296,7 +296,7 @@ def _reference_class() -> type[nn.Module]:
                     kv, gate = torch.cat([stored_rows[1], kv], 1), torch.cat([stored_rows[2], gate], 1)
                 windows = kv.shape[1] // self.rate
                 window_tokens = windows * self.rate
-                pending = kv[:, window_tokens:], gate[:, window_tokens:]
+                pending_rows = kv[:, window_tokens:], gate[:, window_tokens:]
                 if windows:
                     kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
@@ -307,7 +307,7 @@ def _reference_class() -> type[nn.Module]:
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
-            self.cache.keep(forward_pass, entries, *pending)
+            self.cache.keep(forward_pass, entries, *pending_rows)
             return latent, entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
                 self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
                 self.cache: Any = state_class()()
 
-        def _candidates(
+        def _candidate_keys(
             self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
@@ -340,8 +340,8 @@ def _reference_class() -> type[nn.Module]:
                     [positions[:, :index_in_own_block], positions[:, size:]], 1
                 )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
-                gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
-                return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
+                candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
+                return candidate_keys, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
             is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
             is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
@@ -360,7 +360,9 @@ def _reference_class() -> type[nn.Module]:
             block_scores = (
                 nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
             )
-            blocks_of_tokens = forward_pass.span(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            blocks_of_tokens = (
+                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+            )
             block_scores = block_scores.scatter(
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
@@ -393,7 +395,7 @@ def _reference_class() -> type[nn.Module]:
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
-            keys, visible, positions = self._candidates(keys, visible, forward_pass)
+            keys, visible, positions = self._candidate_keys(keys, visible, forward_pass)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             masked_scores = scores.masked_fill(~visible, float("-inf"))
@@ -418,8 +420,8 @@ def _reference_class() -> type[nn.Module]:
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
-            whole = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
-            visible = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
+            visible_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
             selected = memo["selected entries"]

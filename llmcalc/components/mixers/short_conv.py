@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
@@ -70,7 +70,7 @@ class ShortConv(TokenMixer):
         kernel, has_bias = self.conv_L_cache, self.conv_bias
         channels = x.axes if self.grid else (Axis("inner", x.width),)
         b, c, u = recorder.split(
-            recorder.linear("in_proj", x, Beside((channels,) * 3), bias=has_bias), *(channels,) * 3
+            recorder.linear("in_proj", x, JoinedShapes((channels,) * 3), bias=has_bias), *(channels,) * 3
         )
         recorder.hold(b=b)
         u = recorder.mul(b, u)

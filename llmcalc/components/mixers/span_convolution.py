@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
@@ -76,7 +76,7 @@ class SpanConvolution(TokenMixer):
         y = recorder.attention("core", q, k, v, causal=False)
         recorder.hold(out=y)
         joined_heads = recorder.cat(
-            recorder.flat(y), recorder.flat(convolved), axes=(Beside(((heads, dim), (heads, dim))),)
+            recorder.flat(y), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 

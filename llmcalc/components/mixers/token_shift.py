@@ -28,7 +28,7 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> V
     return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 
-def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
+def shift_tokens(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
     """Shifts a sequence by one token; the first row becomes zeros. x: [batch, tokens, hidden] → same shape."""
     import torch
 
@@ -38,6 +38,6 @@ def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
     return torch.cat([first_row, x[:, :-1]], 1)
 
 
-def mixed_with(x: Tensor, previous_token: Tensor, mix_weight: Tensor) -> Tensor:
+def mix_tokens(x: Tensor, previous_token: Tensor, mix_weight: Tensor) -> Tensor:
     """Interpolates between each token and the previous token. mix_weight: the token's weight per channel."""
     return x * mix_weight + previous_token * (1 - mix_weight)

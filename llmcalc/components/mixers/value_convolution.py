@@ -30,7 +30,7 @@ class ValueConvolution(Part):
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""
-        groups = recorder.n((heads, head_axis))
+        groups = recorder.element_count((heads, head_axis))
         return recorder.conv(
             "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=groups, shared=head_axis.size
         )

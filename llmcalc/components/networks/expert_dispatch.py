@@ -1,4 +1,4 @@
-"""The reference's rows of a mixture of experts: tokens sent to their experts, each expert's layer, and the way back."""
+"""The PyTorch reference's dispatch of tokens to experts, the experts' linear layers, and the sum of outputs."""
 
 from __future__ import annotations
 

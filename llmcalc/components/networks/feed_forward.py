@@ -123,13 +123,13 @@ class FeedForward(SingleWidthNetwork):
         return self
 
     @property
-    def style(self) -> str:
+    def usual_name(self) -> str:
         """The usual name of the network, such as `SwiGLU` or `GELU`."""
         name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
 
     def activation(self) -> str:
-        return self.style
+        return self.usual_name
 
     @property
     def formula_source(self) -> str:
@@ -155,7 +155,7 @@ class FeedForward(SingleWidthNetwork):
             return recorder.act(x, "xielu", recorder.vector("alpha", sides), recorder.buffer("constants", sides))
 
     def describe(self, hidden_size: int) -> str:
-        return f"{self.style} {self.intermediate_size}"
+        return f"{self.usual_name} {self.intermediate_size}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -203,8 +203,8 @@ def activate(name: str, x: Tensor) -> Tensor:
     if name == "clamped_silu":
         return F.silu(x.clamp(max=7.0))
     if name == "clamped_swish":
-        limited = x.clamp(max=7.0)
-        return limited * torch.sigmoid(limited * 1.702)
+        clamped = x.clamp(max=7.0)
+        return clamped * torch.sigmoid(clamped * 1.702)
     if name == "relu2":
         return F.relu(x).square()
     if name == "gelu_tanh":

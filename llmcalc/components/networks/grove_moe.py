@@ -69,26 +69,26 @@ class GroveMoE(Network):
         return self
 
     def activation(self) -> str:
-        return self.expert.style
+        return self.expert.usual_name
 
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
-        slots = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
-        return self.model_copy(update={name: part.widened(change) for name, part in slots.items()})
+        networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
+        return self.model_copy(update={name: network.widened(change) for name, network in networks.items()})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
-        outputs = []
+        group_outputs = []
         for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
             rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(name, kind="experts", source=self.formula_source):
                 y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
-            outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))
-        return recorder.add(*outputs)
+            group_outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))
+        return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
         groups = self.num_experts // self.experts_per_group
@@ -126,11 +126,11 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             grouped = forward_pass is not None and forward_pass.grouped_experts
-            sums = []
+            expert_sums = []
             for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
                 dispatch = dispatch_class()(indices, grouped, self.routing.float32_weights)
                 rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                sums.append(dispatch.combine_outputs(rows, weights))
-            return sums[0] + 0.05 * sums[1]
+                expert_sums.append(dispatch.combine_outputs(rows, weights))
+            return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from ... import ops
 from ...algebra import Number, add
-from ...flow.axis import Axis, Beside, Shape
+from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
@@ -57,8 +57,8 @@ class IdentityExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
-        maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
-        identity = ops.IdentityExperts(self.zero_expert_num, maps)
+        expert_ops = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
+        identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
 
     def reference(self) -> nn.Module:
@@ -250,7 +250,7 @@ class MoE(Network):
             )
 
     def activation(self) -> str:
-        return self.expert.style
+        return self.expert.usual_name
 
     def active_width(self) -> int:
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
@@ -415,7 +415,7 @@ def expert_networks(
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
-    def expert_linear(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
+    def expert_linear(name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
@@ -493,7 +493,7 @@ def routed_class() -> type[nn.Module]:
                 self.add_module(name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
-            """Returns the token rows in the order of their experts, for dispatch."""
+            """Returns the dispatch of tokens to their experts, grouped by expert."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
             grouped = forward_pass is not None and forward_pass.grouped_experts

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ... import ops
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, Unscalable
@@ -77,7 +77,7 @@ class ProductKeyMoE(Network):
     def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
         weights, top_units = recorder.product_keys(
-            recorder.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k
+            recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
         )
         rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=weights, chosen=top_units)

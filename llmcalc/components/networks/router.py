@@ -136,9 +136,9 @@ class LinearRouter(Router):
                 f"{num_experts}"
             )
         if not groups >= selected >= num_experts_per_tok * groups / num_experts:
-            least = -(-num_experts_per_tok * groups // num_experts)
+            fewest_groups = -(-num_experts_per_tok * groups // num_experts)
             raise ValueError(
-                f"router.topk_group: {selected}; expected {least} to {groups}, because a token selects "
+                f"router.topk_group: {selected}; expected {fewest_groups} to {groups}, because a token selects "
                 f"{num_experts_per_tok} experts from {groups} groups of {num_experts // groups}"
             )
 
@@ -301,8 +301,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             self, spec: LinearRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
             super().__init__(spec, top_k)
-            layer = Float32Linear if spec.float32_product else nn.Linear
-            self.modules["router"] = layer(model_properties.hidden_size, classes, bias=spec.bias)
+            linear_class = Float32Linear if spec.float32_product else nn.Linear
+            self.modules["router"] = linear_class(model_properties.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
             if spec.image_correction:

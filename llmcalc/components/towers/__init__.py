@@ -108,7 +108,7 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _tower_input(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the first output with the input's width, or the encoder's output without a known match."""
+    """Returns the first output with the input's width, or the first output if no width is known to match."""
     values_of_width = (value for value in outputs if same(value.width, own_input.width))
     return next(values_of_width, outputs[0] if outputs else None)
 

@@ -14,6 +14,11 @@ class TowerPart(Component):
         """The width of the tower's output."""
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
+    @property
+    def frames_per_image(self) -> int:
+        """The number of equal frames as which the tower reads an image."""
+        return 1
+
     def input_value(self) -> Value:
         """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")

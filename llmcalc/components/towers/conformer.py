@@ -377,14 +377,14 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
             clips, length = x.shape[:2]
-            is_cut = self.segment is not None and length > self.segment
-            if self.segment is not None and is_cut:
+            has_segments = self.segment is not None and length > self.segment
+            if self.segment is not None and has_segments:
                 x = nn.functional.pad(x, (0, 0, 0, -length % self.segment)).unflatten(1, (-1, self.segment))
                 x = x.flatten(0, 1)
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
-            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :length] if is_cut else x
+            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :length] if has_segments else x
             x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 

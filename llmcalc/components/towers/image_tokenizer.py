@@ -6,7 +6,7 @@ models/emu3 (`Emu3VQVAE`).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,10 +18,12 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Merged, Multiple
 from ...workload.rows import Rows
 from ..base import ModelProperties, Vocab, Width
+from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .base import TowerPart
+from .vision import Patches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,10 +53,9 @@ class ImageTokenizer(TowerPart):
     temporal_levels: how often the number of frames is halved, 0 by default.
     norm: the norm of groups of channels.
     norm_groups: the number of those groups, 32 by default.
-    image: no rule of a processor is stated (class attribute).
+    image: how the processor resizes an image; none by default, where that is not known.
     """
 
-    image: ClassVar[None] = None
     formula_source: ClassVar[str] = "van den Oord et al. 2017, §3"
 
     type: Literal["image_tokenizer"] = "image_tokenizer"
@@ -71,6 +72,7 @@ class ImageTokenizer(TowerPart):
     temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)
     norm: Norm
     norm_groups: int = Field(default=32, ge=1, le=1000, strict=True)
+    image: ImageInput | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -91,8 +93,18 @@ class ImageTokenizer(TowerPart):
     def output_width(self) -> int:
         return self.embed_dim
 
-    def input_value(self) -> Value:
+    @property
+    def frames_per_image(self) -> int:
+        return int(2**self.temporal_levels)
+
+    @cached_property
+    def patches(self) -> Patches:
+        """The squares of pixels that become one vector each."""
         side = 2 ** (len(self.channel_multiplier) - 1)
+        return Patches(patch_size=side).model_copy(update={"num_channels": self.in_channels})
+
+    def input_value(self) -> Value:
+        side = self.patches.patch_size
         pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
         return Value(PATCHES, pixels, fixed=True)
 
@@ -152,7 +164,7 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
-        """Records a block, attention and a block."""
+        """Records the middle of the encoder or decoder: a residual block, attention and a residual block."""
         x = self._record_block(recorder, "middle_1", x, x.width, codes)
         x = self._attend(recorder, "middle_attn", x, codes)
         return self._record_block(recorder, "middle_2", x, x.width, codes)
@@ -187,12 +199,12 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
-        """Records the norm of groups of channels, times and plus projections of the codes where there are codes."""
+        """Records a group norm, whose output a decoder scales and shifts by projections of the codes."""
         if codes is None:
             return recorder.part(name, self.norm, x)
         with recorder.scope(name):
             y, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (recorder.conv(part, resized, *x.axes, kernel=1, bias=True) for part in ("scale", "shift"))
+            scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
             return recorder.add(recorder.mul(y, scale), shift)
 
     def _convolve(
@@ -240,7 +252,7 @@ class ImageTokenizer(TowerPart):
 
 
 def _positions(of: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid whose sides are doubled some times."""
+    """Returns the positions of a grid whose sides are doubled `doublings` times."""
     return Multiple("positions", of=of, by=4**doublings)
 
 
@@ -259,7 +271,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("variance", torch.ones(channels))
 
     class Count(nn.Module):
-        """The stored number of batches of the training."""
+        """The stored number of training batches."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -278,7 +290,7 @@ def _reference_class() -> type[nn.Module]:
             return functional.batch_norm(x, mean, variance, self.weight, self.bias)
 
     class CodeNorm(nn.Module):
-        """A norm of groups, times and plus a projection of the codes."""
+        """A group norm whose output is scaled and shifted by projections of the codes."""
 
         def __init__(self, spec: ImageTokenizer, channels: int) -> None:
             super().__init__()
@@ -294,7 +306,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer, width: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (norm_of(spec, n, reads_codes) for n in (width, channels))
+            self.norm_1, self.norm_2 = (norm_of(spec, norm_width, reads_codes) for norm_width in (width, channels))
             self.conv_1 = nn.Conv2d(width, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
             self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from ...algebra import Number, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Merged, Multiple
@@ -113,7 +113,7 @@ else:
 
 
 class BlockGroup(Part):
-    """Blocks that follow one another, once or several times.
+    """A sequence of blocks, which runs once or several times.
 
     blocks: the blocks.
     repeat: how often they follow one another, 1 by default.
@@ -185,16 +185,16 @@ class MobileNet(TowerPart):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that the positions of the last stage stand for."""
-        side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
-        return Patches(patch_size=side).model_copy(update={"num_channels": self.num_channels})
+        """The squares of pixels that correspond to the positions of the last stage."""
+        patch_side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
+        return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
     def output_width(self) -> int:
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return self.patches.read()
+        return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
@@ -208,7 +208,7 @@ class MobileNet(TowerPart):
                     x = self._record_group(recorder, f"group_{j}", x, group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
-            return self._fuse(recorder, stage_outputs[-self.fused_stages :])
+            return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
     def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
         """Records the blocks of a group."""
@@ -226,21 +226,21 @@ class MobileNet(TowerPart):
         return recorder.layers(x, record_blocks, group.repeat, indices, name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
-        """Records a block and the sum of its input and output, where both have the same shape."""
+        """Records a block and, if the input and the output have the same shape, their sum."""
         if block.type == "edge":
             y = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
             )
             y = self._record_conv(recorder, "conv_proj", y, block.channels)
         elif block.type == "inverted":
-            y = self._invert(recorder, x, block)
+            y = self._record_inverted_block(recorder, x, block)
         else:
-            y = self._attend(recorder, recorder.part("norm", self.norm, x), block)
+            y = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
             y = recorder.mul(y, recorder.vector("layer_scale", *y.axes))
         return recorder.add(x, y) if y.rows == x.rows and same(x.width, y.width) else y
 
-    def _invert(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
+    def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
         if block.start_kernel is not None:
             stride = 1 if block.mid_kernel is not None else block.stride
@@ -250,7 +250,7 @@ class MobileNet(TowerPart):
             x = self._record_conv(recorder, "dw_mid", x, None, block.mid_kernel, block.stride, is_activated=True)
         return self._record_conv(recorder, "pw_proj", x, block.channels)
 
-    def _attend(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
+    def _record_attention(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
         """Records attention with one head of keys and values, each of which may be of a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
@@ -262,13 +262,13 @@ class MobileNet(TowerPart):
         y = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", y, *x.axes, kernel=1)
 
-    def _fuse(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
+    def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
         resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
         joined = resized[0]
         if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(Beside(tuple(y.axes for y in resized)),))
+            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(y.axes for y in resized)),))
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -285,7 +285,7 @@ class MobileNet(TowerPart):
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution of kernel × kernel, a norm, and an activation where `is_activated` says so.
+        """Records a convolution of kernel × kernel, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """
@@ -319,14 +319,14 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=3, head_dim=5, kv_stride=2),
             InvertedResidual(channels=8, intermediate_size=16),
         )
-        last = (
+        last_stage = (
             InvertedResidual(channels=10, intermediate_size=18, start_kernel=5, stride=2),
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
             GridStage(groups=(BlockGroup(blocks=edges),)),
             GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=attending, repeat=3))),
-            GridStage(groups=(BlockGroup(blocks=last),)),
+            GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
             cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rms),
@@ -354,7 +354,7 @@ def _stride_of(blocks: tuple[Any, ...]) -> int:
 
 
 def _strided_rows(rows: Rows, stride: Stride) -> Rows:
-    """Returns the positions that a convolution with a stride leaves of a grid."""
+    """Returns the positions of a grid after a convolution with a stride."""
     if stride == 1:
         return rows
     if isinstance(rows, Multiple) and isinstance(rows.by, int) and rows.by % 4 == 0:
@@ -373,8 +373,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             padding: list[int] = []
             for side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-                total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
-                padding += [total // 2, total - total // 2]
+                total_padding = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+                padding += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding))
 
     class GridModule(nn.Module):

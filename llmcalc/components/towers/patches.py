@@ -43,7 +43,7 @@ class PatchEmbedder(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return self.patches.read()
+        return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden = Axis("hidden", self.hidden_size)

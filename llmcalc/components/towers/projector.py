@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from ...algebra import exact_div, same
-from ...flow.axis import Axis, Beside
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
@@ -49,10 +49,10 @@ class Map(Part):
     def flow(self, recorder: Flow, x: Value, name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
-            value, gate = recorder.split(
-                recorder.linear(name, x, Beside((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+            gated_half, gate = recorder.split(
+                recorder.linear(name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
-            return recorder.mul(value, _activate(recorder, gate, self.hidden_act))
+            return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
         return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
@@ -195,8 +195,8 @@ class Projector(TowerPart):
         Non-text tokens pass the same layers separately; only their embedding and norm are recorded.
         """
         if self.vocab_size is not None and self.norm is not None:
-            tokens, _ = recorder.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
-            recorder.part("token_norm", self.norm, tokens)
+            token_embedding, _ = recorder.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
+            recorder.part("token_norm", self.norm, token_embedding)
         norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
         if self.resampler is not None:
             with recorder.scope("resampler"):
@@ -217,11 +217,11 @@ class Projector(TowerPart):
         """Merges square blocks of patches, also over consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
-        square = (Axis("rows", self.merge), Axis("columns", self.merge))
+        merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return recorder.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
+        return recorder.merge(x, rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
 
-    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
+    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes) -> Value:
         """Appends learned marker vectors to x."""
         vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
@@ -368,8 +368,8 @@ def _reference_class() -> type[nn.Module]:
             for i, linear in enumerate(self.spec.maps, 1):
                 y = self.get_submodule(f"map_{i}")(x)
                 if linear.gated:
-                    value, gate = y.chunk(2, -1)
-                    x = value * activate(linear.hidden_act, gate)
+                    gated_half, gate = y.chunk(2, -1)
+                    x = gated_half * activate(linear.hidden_act, gate)
                 else:
                     x = activate(linear.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x

@@ -85,12 +85,12 @@ class Subsampling(Component):
 
     @property
     def positions(self) -> Rows:
-        """The positions of frames in chunks, without those of padding."""
+        """The encoder positions of frames in chunks, without positions of padding."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
     def _rows(self, frames: Rows, count: int) -> Rows:
-        """Returns the rows after `count` convolutions. frames: the rows before the last of them."""
+        """Returns the rows after `count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:count])
             return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
@@ -178,11 +178,11 @@ def _reference_class() -> type[nn.Module]:
                 return self._convolve(frames)
             chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
             x = self._convolve(chunks)
-            rest = length % chunk
+            last_frames = length % chunk
             for conv in self.spec.convolutions:
-                rest = -(-rest // conv.stride[0])
+                last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : length // chunk * x.shape[1] + rest]
+            return positions[:, : length // chunk * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

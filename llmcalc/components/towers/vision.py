@@ -47,8 +47,8 @@ class Patches(Part):
     temporal_patch_size: Width = 1
     bias: Flag = False
 
-    def read(self) -> Value:
-        """Returns the input value: the pixels of every patch."""
+    def pixel_values(self) -> Value:
+        """Returns the tower's input: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)
@@ -65,7 +65,7 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the position embedding of each patch: one row, or the sum of a column and a row embedding."""
+        """Returns each patch's position embedding: a table row, or the sum of a row's and a column's embedding."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))
@@ -105,6 +105,8 @@ class VisionTower(TowerPart):
     pooling: the pooling head, none by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
+    frees_first_input: whether the class frees the first layer's input after that layer, because it gives the output of
+        each layer the input's name; false by default, where the input stays in memory until the last layer.
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
@@ -120,6 +122,7 @@ class VisionTower(TowerPart):
     pooling: AttentionPooling | None = None
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
+    frees_first_input: Flag = False
     image: ImageInput | None = None
 
     @model_validator(mode="after")
@@ -147,7 +150,7 @@ class VisionTower(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return self.patches.read()
+        return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""
@@ -163,7 +166,7 @@ class VisionTower(TowerPart):
         else:
             x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):
-            x = self.stack.flow(recorder, x)
+            x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
         x = x.view(hidden, rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
@@ -180,8 +183,8 @@ class VisionTower(TowerPart):
         if self.positions is None:
             return x
         positions, *other_terms = self.positions.flow(recorder, x)
-        for term in other_terms:
-            positions = recorder.add(positions, term)
+        for other_term in other_terms:
+            positions = recorder.add(positions, other_term)
         return recorder.add(x, positions)
 
     def describe(self, hidden_size: int) -> str:
@@ -199,19 +202,19 @@ class VisionTower(TowerPart):
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
         gated = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
-        turning = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
-        pixtral = Block(attention=turning, feed_forward=gated, norm=rms, norm_placement="sandwich")
-        head = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
-        square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
+        rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
+        pixtral = Block(attention=rotary, feed_forward=gated, norm=rms, norm_placement="sandwich")
+        pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
+        image, video = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
-        conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
+        convolution_block = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
         mixed_stack = Stack(
             num_hidden_layers=3,
-            block=conv,
-            variants={"full": conv.model_copy(update={"attention": biased_attention})},
+            block=convolution_block,
+            variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
-        squares = pixtral.model_copy(update={"attention": turning.model_copy(update={"grid_window": 3})})
+        squares = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
         windowed_stack = Stack(
             num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full")
         )
@@ -222,24 +225,24 @@ class VisionTower(TowerPart):
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
         return [
-            cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=16), pooling=head),
+            cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
             cls(
-                hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
             ),
-            cls(hidden_size=10, patches=film, stack=stacks[1]),
-            cls(hidden_size=12, patches=square, stack=stacks[2]),
+            cls(hidden_size=10, patches=video, stack=stacks[1], frees_first_input=True),
+            cls(hidden_size=12, patches=image, stack=stacks[2]),
             cls(
                 hidden_size=10,
-                patches=film,
+                patches=video,
                 stack=windowed_stack,
                 image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
             ),
             cls(
-                hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
+                hidden_size=12, patches=image, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
             ),
             cls(
                 hidden_size=12,
-                patches=square,
+                patches=image,
                 stack=stacks[3],
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
@@ -247,7 +250,7 @@ class VisionTower(TowerPart):
             ),
             cls(
                 hidden_size=10,
-                patches=film,
+                patches=video,
                 stack=stacks[1],
                 positions=PatchPositions(rows=9, axes=2),
                 standardize=True,

@@ -58,7 +58,7 @@ class GGUFMix(Scheme):
 
     mix: its name in llama-quantize.
     imatrix: whether an importance matrix is used, which changes the types of some tensors.
-    fused: whether q, k and v of a layer are one tensor in the file.
+    fused: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them apart.
     """
 
     mix: str = "Q4_K_M"
@@ -113,13 +113,15 @@ class GGUFMix(Scheme):
         texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
-        if self.fused:
-            texts.append("q, k and v as one tensor (attn_qkv), typed as llama.cpp does since March 2026")
-        else:
-            texts.append(
-                "q, k and v as three tensors; for files that fuse them into one (GPT-2, Phi-3, Bloom, …): "
-                f"--quantize {self.label}-qkv"
+        apart_text = (
+            ""
+            if self.fused
+            else (
+                " where the model's class computes them in one product (GPT-2, Phi-3, Bloom, …), else three; for other "
+                f"files that fuse them: --quantize {self.label}-qkv"
             )
+        )
+        texts.append(f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){apart_text}")
         return [*texts, *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
@@ -131,6 +133,9 @@ class _ModelRules:
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
         self.mix, self.layer_count = mix, spec.main.num_hidden_layers
+        self.fuses_qkv = mix.fused or any(
+            getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
+        )
         ordered_sites = sorted(
             weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
@@ -151,7 +156,7 @@ class _ModelRules:
         category = _tensor_category(weight_site)
         if weight_site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in weight_site.parent.children}
-            is_fused = weight_site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
+            is_fused = weight_site.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
             return "attn_qkv" if is_fused or _is_in_gated_delta_net(weight_site) else category
         return category
 

@@ -23,7 +23,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     sizes = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
-        **{name: bytes_of(sum_over(tensors, size), dtype) for name, size in sizes.items()},
+        **{name: bytes_of(sum_over(tensors, element_count), dtype) for name, element_count in sizes.items()},
         "step": STEP_BYTES * count_of(tensors),
     }
 
@@ -58,7 +58,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a full second moment; vectors have none."""
+    """Whether a tensor has row and column means instead of a full second moment. Vectors have none."""
     return len(parameter.grad.shape) > 1
 
 
@@ -104,26 +104,28 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
-    loop_over, like = optimizer_step.loop_over, optimizer_step.t.like
-    for group in _by_dtype_and_factors(optimizer_step, trained_parameters):
-        for parameter in loop_over(group):
+    loop_over, new_like = optimizer_step.loop_over, optimizer_step.t.like
+    for tensor_group in _by_dtype_and_factors(optimizer_step, trained_parameters):
+        for parameter in loop_over(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)
-        if _is_factored(group[0]):
-            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in loop_over(group)]
+        if _is_factored(tensor_group[0]):
+            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in loop_over(tensor_group)]
             del row_means
-            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in loop_over(group)]
+            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in loop_over(tensor_group)]
             del col_means
-            var_estimates = [_new_estimate(optimizer_step, *parameter.states) for parameter in loop_over(group)]
-            row_var_means = [_new_reduction(optimizer_step, parameter.states[0], -2) for parameter in loop_over(group)]
+            var_estimates = [_new_estimate(optimizer_step, *parameter.states) for parameter in loop_over(tensor_group)]
+            row_var_means = [
+                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in loop_over(tensor_group)
+            ]
             del row_var_means
         else:
-            grads_squared = [like(parameter.grad) for parameter in loop_over(group)]
+            grads_squared = [new_like(parameter.grad) for parameter in loop_over(tensor_group)]
             del grads_squared
-            var_estimates = [like(parameter.states[0]) for parameter in loop_over(group)]
+            var_estimates = [new_like(parameter.states[0]) for parameter in loop_over(tensor_group)]
         updates = var_estimates
-        for _, update in zip(loop_over(group), updates, strict=True):
+        for _, update in zip(loop_over(tensor_group), updates, strict=True):
             _new_norm(optimizer_step, update)
-        optimizer_step.write(group, updates)
+        optimizer_step.write(tensor_group, updates)
 
 
 def _by_dtype_and_factors(

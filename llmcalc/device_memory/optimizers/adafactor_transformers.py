@@ -39,14 +39,14 @@ def step(optimizer_step: OptimizerStep) -> None:
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
-        means = 2 if len(grad.shape) > 1 else 1
+        mean_count = 2 if len(grad.shape) > 1 else 1
         with optimizer_step.counted_as_states():
-            parameter.states[means:] = [_root_mean_square(optimizer_step)]
+            parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared = aten.like(grad)
         update = aten.like(squared)
         del squared
-        if means == 2:
-            row, column = parameter.states[:means]
+        if mean_count == 2:
+            row, column = parameter.states[:mean_count]
             row_mean = aten.like(row)
             optimizer_step.write(row, row_mean)
             del row_mean
@@ -58,9 +58,9 @@ def step(optimizer_step: OptimizerStep) -> None:
             update = aten.like(parameter.states[0])
         optimizer_step.write(update, grad)
         _root_mean_square(optimizer_step)
-        negated = aten.like(update)
-        optimizer_step.write(p_data_fp32, negated)
-        del negated
+        negated_update = aten.like(update)
+        optimizer_step.write(p_data_fp32, negated_update)
+        del negated_update
 
 
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:

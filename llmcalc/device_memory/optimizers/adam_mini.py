@@ -45,9 +45,9 @@ def step(optimizer_step: OptimizerStep) -> None:
             momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
             optimizer_step.write(parameter.tensor, momentum_over_denominator)
             continue
-        squares = aten.like(grad)
+        squared_gradient = aten.like(grad)
         means_of_squares = aten.new_tensor(parameter.states[1].shape, grad.dtype)
-        del squares
+        del squared_gradient
         momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
         step_sizes = aten.like(momentum_over_denominator)
         update = aten.like(parameter.states[0])

@@ -57,13 +57,13 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
-    for group in optimizer_step.by_dtype(trained_parameters):
-        exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+    for tensor_group in optimizer_step.by_dtype(trained_parameters):
+        exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
         if is_older_torch:
-            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
         else:
             denom = exp_avg_sq_sqrt
-        optimizer_step.write(group, denom)
+        optimizer_step.write(tensor_group, denom)
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:

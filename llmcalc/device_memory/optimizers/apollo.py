@@ -35,12 +35,12 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected, other_tensors = split(tensors)
-        elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(other_tensors), dtype)
+        projected_elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
+        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
         return {
             "ortho_matrix": bytes_of(sum_over(projected, lambda tensor: rank * shorter_side(tensor)), dtype),
-            "exp_avg": moment,
-            "exp_avg_sq": moment,
+            "exp_avg": moment_bytes,
+            "exp_avg_sq": moment_bytes,
             "scaled_grad": bytes_of(count_of(projected), dtype),
         }
 

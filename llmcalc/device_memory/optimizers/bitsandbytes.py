@@ -53,10 +53,10 @@ def bitsandbytes_optimizer(
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
         f"per block of {BLOCK}"
     )
-    paging = "the driver may move states to the host, where the device has no room for them"
+    paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings = "the Trainer gives embeddings fp32 states"
     layout = _Layout(moments, bits == 8, is_paged, wide_tables)
-    notes = ((formats, layout.in_8_bits), (embeddings, wide_tables), (paging, is_paged))
+    notes = ((formats, layout.in_8_bits), (embeddings, wide_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -64,7 +64,7 @@ def bitsandbytes_optimizer(
         step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(text for text, applies in notes if applies),
+        note="; ".join(note_text for note_text, applies in notes if applies),
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
@@ -97,27 +97,37 @@ class _Layout:
 
     def _by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
         """Returns the tensors with quantized states, if they are large, and the other tensors."""
-        narrow: list[TrainedTensor] = []
-        wide: list[TrainedTensor] = []
+        quantized_tensors: list[TrainedTensor] = []
+        float_tensors: list[TrainedTensor] = []
         for tensor in tensors:
-            (wide if self.has_float32_states(tensor.tensor.role == "table") else narrow).append(tensor)
-        return narrow, wide
+            (float_tensors if self.has_float32_states(tensor.tensor.role == "table") else quantized_tensors).append(
+                tensor
+            )
+        return quantized_tensors, float_tensors
 
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-        narrow, wide = self._by_format(tensors)
-        state = sum_over(narrow, lambda t: is_large(t) * t.size + 4 * (1 - is_large(t)) * t.size)
-        sizes: States = {f"state{i + 1}": add(state, sum_over(wide, lambda t: 4 * t.size)) for i in range(self.moments)}
+        quantized_tensors, float_tensors = self._by_format(tensors)
+        quantized_bytes = sum_over(
+            quantized_tensors, lambda tensor: is_large(tensor) * tensor.size + 4 * (1 - is_large(tensor)) * tensor.size
+        )
+        sizes: States = {
+            f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
+            for state_index in range(self.moments)
+        }
         if self.in_8_bits:
-            scales = 4 * sum_over(narrow, lambda t: is_large(t) * ceil_div(t.size, BLOCK))
-            sizes |= {f"absmax{i + 1}": scales for i in range(self.moments)}
-            sizes["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(narrow, is_large))
+            scales = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
+            sizes |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
+            sizes["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
         return sizes
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in managed memory."""
-        narrow, wide = self._by_format(tensors)
-        sizes = [sum_over(group, lambda t: is_large(t, LEAST_PAGED) * t.size) for group in (narrow, wide)]
+        quantized_tensors, float_tensors = self._by_format(tensors)
+        sizes = [
+            sum_over(tensor_group, lambda tensor: is_large(tensor, LEAST_PAGED) * tensor.size)
+            for tensor_group in (quantized_tensors, float_tensors)
+        ]
         return self.moments * add(sizes[0], 4 * sizes[1])
 
     def run_step(self, optimizer_step: OptimizerStep) -> None:
@@ -142,8 +152,8 @@ class _Layout:
                 parameter.states += [
                     aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
                 ]
-                blocks = ceil_div(tensor.count, BLOCK)
-                scales = [aten.new_tensor((blocks,), FLOAT32) for _ in range(self.moments if is_quantized else 0)]
+                block_count = ceil_div(tensor.count, BLOCK)
+                scales = [aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)]
                 parameter.states += [*scales, *quantization_maps]
 
 

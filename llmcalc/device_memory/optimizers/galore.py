@@ -41,9 +41,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         projected, other_tensors = split(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
-        elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment = bytes_of(elements + elements_of(other_tensors), dtype)
-        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
+        projected_elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
+        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
@@ -85,11 +85,11 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     is_float = dtype is FLOAT32
     left_vectors = aten.new_tensor((rows, shorter_side), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
-        square = (
+        square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float else None
         )  # Vh of a tall matrix, U of a wide one
-    if square is None:
-        square = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
+    if square_matrix is None:
+        square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
     right_vectors = aten.new_tensor((shorter_side, columns), FLOAT32) if not is_right else None  # Vh
     scales = aten.new_tensor((shorter_side,), FLOAT32)
     diagonal = aten.new_tensor((rank, rank), FLOAT32)
@@ -97,7 +97,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     del diagonal
     optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
-        return square
+        return square_matrix
     with optimizer_step.counted_as_states():
         return aten.new_tensor((rank, columns) if is_right else (rows, rank), dtype)
 

@@ -28,7 +28,7 @@ NOTE = "projected gradients for the weight matrices of linear layers in the laye
 
 
 def low_rank_optimizer(
-    method: str,
+    projection_method: str,
     rank: int,
     optimizer_name: str,
     states: Callable[[Sequence[TrainedTensor], str], States],
@@ -38,8 +38,8 @@ def low_rank_optimizer(
 ) -> Optimizer:
     """Returns the record of an optimizer with projections of a rank.
 
-    method: the optimizer's name without a rank. optimizer_name, states, step: as of `Optimizer`. library: its package.
-    source: the file of the package that was read.
+    projection_method: the optimizer's name without a rank. library: its package.
+    optimizer_name, states, step: as of `Optimizer`. source: the file of the package that was read.
     """
     return Optimizer(
         name=optimizer_name,
@@ -47,7 +47,7 @@ def low_rank_optimizer(
         states=states,
         step=step,
         not_in_torch=f"{library} is not a part of torch",
-        aliases=(f"{method}-adamw",) if rank == RANK else (),
+        aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
         by_matrix=True,
         witness=by_source(source, COMPARISON_WITH_LIBRARIES),

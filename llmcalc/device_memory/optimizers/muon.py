@@ -46,7 +46,7 @@ def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence
 
 
 def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:
-    """Allocates the orthogonalized update in bf16; reuses a bf16 update for the first iteration."""
+    """Allocates the orthogonalized update in bf16. A bf16 update is reused for the first iteration."""
     from ...simulator.tensor import BFLOAT16
 
     aten = optimizer_step.t

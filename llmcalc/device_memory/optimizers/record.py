@@ -132,7 +132,7 @@ class OptimizerState:
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
+        states = {name: add(state_size, other_state.states[name]) for name, state_size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other_state.paged))
 
     @property

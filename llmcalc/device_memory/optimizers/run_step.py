@@ -23,7 +23,7 @@ def run_step(
     torch: str = "",
     pages_states: bool = False,
 ) -> None:
-    """Replays one step of the named optimizer; the first step allocates the optimizer states.
+    """Replays one step of the named optimizer. The first step allocates the optimizer states.
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.

@@ -32,12 +32,12 @@ def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> No
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
     allocate_states(names, optimizer_step)
-    aten, updated = optimizer_step.t, optimizer_step.updated
+    aten, updated_parameters = optimizer_step.t, optimizer_step.updated
     if optimizer_step.implementation == "foreach":
-        denominators = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(updated)]
-        optimizer_step.write(updated, denominators)
+        denominators = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(updated_parameters)]
+        optimizer_step.write(updated_parameters, denominators)
         return
-    for parameter in optimizer_step.loop_over(updated):
+    for parameter in optimizer_step.loop_over(updated_parameters):
         denominator = aten.like(parameter.states[-1])
         optimizer_step.write(parameter.grad, denominator)
 

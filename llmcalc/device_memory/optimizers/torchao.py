@@ -35,8 +35,8 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
         other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
         scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
         map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
-        moment = codes + other_states
-        return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": map_bytes}
+        moment_bytes = codes + other_states
+        return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scales, "qmaps": map_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
@@ -44,20 +44,20 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
 
         aten = optimizer_step.t
         for parameter in optimizer_step.loop_over(optimizer_step.updated):
-            size, tensor = parameter.tensor.count, parameter.tensor
-            is_quantized = size >= LEAST_8BIT and size % BLOCK == 0
+            element_count, tensor = parameter.tensor.count, parameter.tensor
+            is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.counted_as_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
                         parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
                     else:
-                        parameter.states.append(aten.new_tensor((size // codes_per_byte,), UINT8))
+                        parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
-                            aten.new_tensor((size // BLOCK,), FLOAT32),
+                            aten.new_tensor((element_count // BLOCK,), FLOAT32),
                             aten.new_tensor((map_entries,), FLOAT32),
                         ]
             if is_quantized:
-                _run_compiled_step(optimizer_step, size, INT64 if bits == 4 else None)
+                _run_compiled_step(optimizer_step, element_count, INT64 if bits == 4 else None)
 
     return Optimizer(
         name=optimizer_name,

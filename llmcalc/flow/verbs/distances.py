@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...algebra import Number
 from ...workload.rows import Rows
-from ..axis import Axis, Beside
+from ..axis import Axis, JoinedShapes
 from ..recorder import Recorder
 from ..value import Value
 from .pairs import value_of_pairs
@@ -22,14 +22,14 @@ class DistanceVerbs(Recorder):
         output = value_of_pairs(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
-    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
+    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, once: bool = False) -> Value:
         """Records sines and cosines of distances, in x's precision. once: whether the pass stores them or only their
         angles."""
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
-    def occurring(self, table: Value, rows: Rows) -> Value:
+    def rows_of_distances(self, table: Value, rows: Rows) -> Value:
         """Records the table rows of the distances in a sequence."""
-        return self.step("occurring", "", (table,), Value(rows, table.axes))
+        return self.step("rows_of_distances", "", (table,), Value(rows, table.axes))
 
     def distances(
         self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False

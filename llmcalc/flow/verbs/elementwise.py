@@ -7,7 +7,7 @@ from typing import Any
 from ... import ops
 from ...algebra import Number, same
 from ...workload.rows import Fixed, Rows
-from ..axis import Axis, Beside, Shape
+from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
 
@@ -50,7 +50,7 @@ class ElementwiseVerbs(Recorder):
         """Records the sum of x and a constant."""
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
-    def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:
+    def sum(self, x: Value, *axes: Axis | JoinedShapes, mean: bool = False) -> Value:
         """Records the sum, or the mean, over all axes of x except the given axes."""
         return self.step("sum", "", (x,), Value(x.rows, axes), mean=mean)
 
@@ -81,9 +81,9 @@ class ElementwiseVerbs(Recorder):
         """Records 1 − x, elementwise."""
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
-    def delayed(self, x: Value, first: Value) -> Value:
+    def delayed(self, x: Value, first_row: Value) -> Value:
         """Records a shift of rows by one. first: the row before the first row."""
-        return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
+        return self.step("delayed", "", (x, first_row), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
         """Records training dropout at a point of `components/dropout.py`; nothing if the model has none there.
@@ -111,15 +111,15 @@ class ElementwiseVerbs(Recorder):
         self.record("split", "", (x,), parts)
         return parts
 
-    def take(self, x: Value, *axes: Axis | Beside) -> Value:
+    def take(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
         """Records a slice of x's first axis: an index if the axes omit that axis, else a range."""
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
         """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
-        return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
+        return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), fixed=x.fixed))
 
-    def delayed_weights(self, name: str, x: Value, streams: Axis | Beside, *, keeps: bool = False) -> Value:
+    def delayed_weights(self, name: str, x: Value, streams: Axis | JoinedShapes, *, keeps: bool = False) -> Value:
         """Records a read of the stream weights that the previous sublayer stored under a name.
 
         keeps: whether x takes their place, false by default.
@@ -140,15 +140,15 @@ class ElementwiseVerbs(Recorder):
         return self.step("resized", "", (x,), Value(rows, x.axes))
 
     def resampled(self, x: Value, rows: Rows) -> Value:
-        """Records averages of neighbouring rows, or repeated rows. rows: rows of the result."""
+        """Records averages of neighbouring rows, or repeated rows. rows: the rows of the result."""
         return self.step("resampled", "", (x,), Value(rows, x.axes))
 
     def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
         """Records the concatenation of table rows and x. rows: the rows of the result."""
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
-    def absent(self, name: str, *axes: Axis | Beside) -> Value:
-        """Records a value with zero rows, such as the features of a missing image. name: what one row is."""
+    def absent(self, name: str, *axes: Axis | JoinedShapes) -> Value:
+        """Records a value with zero rows, such as the features of a missing image. name: the meaning of a row."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
@@ -168,7 +168,7 @@ class ElementwiseVerbs(Recorder):
         output.once = x
         return self.step("repeat", "", (x,), output, tiled=tiled)
 
-    def added_sinusoids(self, rows: Rows, *axes: Axis | Beside) -> Value:
+    def added_sinusoids(self, rows: Rows, *axes: Axis | JoinedShapes) -> Value:
         """Records sinusoidal positions of these rows as a node of the tree, shared by all sequences."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 

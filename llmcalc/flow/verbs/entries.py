@@ -8,7 +8,7 @@ from ... import ops
 from ...algebra import Number
 from ...ops.base import Op
 from ...workload.rows import Rows
-from ..axis import Axis, Beside, Shape
+from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value
 from .pairs import value_of_pairs
@@ -33,7 +33,7 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records x after earlier passes' rows that do not fill an entry yet."""
+        """Records the concatenation of x and of earlier passes' rows that do not fill an entry yet."""
         output = tuple(value.view(*value.axes) for value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
@@ -89,10 +89,10 @@ class EntryVerbs(Recorder):
     def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
         """Caches the values per row for later passes, and returns the values with all cached rows."""
         width = values[0].width
-        for value in values[1:]:
-            width = width + value.width
+        for cached_value in values[1:]:
+            width = width + cached_value.width
         cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
+        parts = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
         op = ops.KVCache(width, kind, limit, values[0].rows, parts)
         self.record("cache", name, values, cached, op=op, limit=limit)
         return cached
@@ -100,7 +100,7 @@ class EntryVerbs(Recorder):
     def state(
         self,
         name: str,
-        *axes: Axis | Beside,
+        *axes: Axis | JoinedShapes,
         kind: str = "recurrent_state",
         bits: Number = None,
         last: tuple[Value, ...] = (),
@@ -109,9 +109,9 @@ class EntryVerbs(Recorder):
 
         last: the values whose last row it is; none where a step that reads it keeps it.
         """
-        self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
+        self.record("state", name, last, op=ops.State(self.element_count(axes), kind, bits))
 
-    def received(self, x: Value, *axes: Axis | Beside) -> Value:
+    def received(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
         """Records another model's hidden states as an input, one row per row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 

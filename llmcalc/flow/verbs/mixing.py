@@ -63,9 +63,17 @@ class MixingVerbs(Recorder):
         heads, *qk = q.axes
         value_axes = v.axes[1:]
         other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
-        op = core(heads.size, self.n(tuple(qk)), self.n(value_axes), causal, rows=q.rows, keys=other_rows, **limits)
+        op = core(
+            heads.size,
+            self.element_count(tuple(qk)),
+            self.element_count(value_axes),
+            causal,
+            rows=q.rows,
+            keys=other_rows,
+            **limits,
+        )
         out = Value(q.rows, (heads, *value_axes))
-        ins = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
+        ins = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {
             "causal": causal,
@@ -107,7 +115,7 @@ class MixingVerbs(Recorder):
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
         keys = k.rows if is_cross_attention else None
-        op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
+        op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
         ins = (q, k) if weights is None else (q, k, weights)
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", name, ins, output, op=op)

@@ -1,13 +1,13 @@
-"""Values with an entry for each query and key."""
+"""Values of a program with an element for each query and key."""
 
 from __future__ import annotations
 
 from ...workload.rows import Rows
-from ..axis import Axis, Beside
+from ..axis import Axis, JoinedShapes
 from ..value import Value
 
 
-def value_of_pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:
+def value_of_pairs(of: Rows, *axes: Axis | JoinedShapes, fixed: bool = False, batched: bool = False) -> Value:
     """Returns a value with an element per query and key. batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 

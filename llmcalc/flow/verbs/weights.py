@@ -8,7 +8,7 @@ from ... import ops
 from ...algebra import Number, exact_div, is_zero
 from ...errors import InputError
 from ...workload.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
-from ..axis import Axis, Beside, Shape
+from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
 
@@ -32,7 +32,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *out: Axis | Beside,
+        *out: Axis | JoinedShapes,
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
@@ -55,7 +55,9 @@ class WeightVerbs(Recorder):
         tied = weight is not None and weight.is_counted
         if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
+        op = ops.Linear(
+            x.width, self.element_count(out), bias, output_rows if counted is None else counted, tied, x.fixed
+        )
         weight = Weight(name, out, x.axes) if weight is None else weight
         output = Value(output_rows, out)
         return self.step(
@@ -76,7 +78,7 @@ class WeightVerbs(Recorder):
         """Records a second use of the linear layer that computed `like`; the first use counts its parameters."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
+    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
         """Applies part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
         §2.1.2).
 
@@ -86,14 +88,14 @@ class WeightVerbs(Recorder):
         output = Value(x.rows, (x.axes[0], *out))
         if not name:
             return self.step("absorb", "", (x,), output, weight=weight)
-        op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
+        op = ops.Linear(self.element_count(weight.ins), self.element_count(weight.out), rows=x.rows)
         return self.step("absorb", name, (x,), output, op=op, weight=weight)
 
     def blocks(
-        self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
+        self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
-        op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
+        op = ops.BlockLinear(blocks.size, x.width, self.element_count(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
         return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
 
@@ -103,7 +105,7 @@ class WeightVerbs(Recorder):
         x: Value,
         experts: Axis,
         top_k: Number,
-        *out: Axis | Beside,
+        *out: Axis | JoinedShapes,
         bias: bool = False,
         identities: bool = False,
         sliced: bool = False,
@@ -115,7 +117,7 @@ class WeightVerbs(Recorder):
         sliced: whether the class reads each expert's weight as a slice of this one; false by default.
         """
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
-        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
+        op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
@@ -131,7 +133,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         rows: Axis,
-        *dim: Axis | Beside,
+        *dim: Axis | JoinedShapes,
         of: Rows = TOKENS,
         by: Index = "ids",
         rows_read: Number = None,
@@ -147,13 +149,15 @@ class WeightVerbs(Recorder):
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
         weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.n(dim), rows_read)
+        op = ops.Embedding(rows.size, self.element_count(dim), rows_read)
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
+    def unread_table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **node_fields: Any) -> Weight:
         """Records a table that is read only by other steps, and returns the table's weight."""
         weight = Weight(name, dim, (rows,))
-        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
+        self.record(
+            "unread_table", name, (), (), ops.Embedding(rows.size, self.element_count(dim)), weight, node_fields
+        )
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -182,14 +186,14 @@ class WeightVerbs(Recorder):
             groups = self._norm_groups(name, x, spec.groups, over)
         over = x.axes if over is None else over
         weight_axes = over if heads is None else (heads, *over)
-        width = x.width if weight_axes is x.axes else self.n(weight_axes)
+        width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
         return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
-        width = x.width if over is None else self.n(over)
+        width = x.width if over is None else self.element_count(over)
         if isinstance(width, int) and width % groups:
             raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
@@ -203,7 +207,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *out: Axis | Beside,
+        *out: Axis | JoinedShapes,
         kernel: Number,
         groups: Number = 1,
         bias: bool = False,
@@ -220,7 +224,9 @@ class WeightVerbs(Recorder):
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
-        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared)
+        op = ops.Conv1d(
+            x.width, self.element_count(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
+        )
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
         weight = Weight(name, out, x.axes)
         output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
@@ -229,7 +235,7 @@ class WeightVerbs(Recorder):
     def vector(
         self,
         name: str,
-        *axes: Axis | Beside,
+        *axes: Axis | JoinedShapes,
         heads: Axis | None = None,
         count: Number = None,
         frozen: bool = False,
@@ -239,7 +245,7 @@ class WeightVerbs(Recorder):
 
         heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
-        op = ops.Weight(self.n(axes), None if heads is None else heads.size, count, frozen)
+        op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, count, frozen)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
@@ -263,10 +269,12 @@ class WeightVerbs(Recorder):
         """
         return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
-    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
+    def buffer(self, name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        value = Value(ONCE, axes, fixed=True)
-        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
+        output = Value(ONCE, axes, fixed=True)
+        return self.step(
+            "buffer", name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
+        )
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:

@@ -13,13 +13,13 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, reading_of, size_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
+    add_noise_note,
     attention_settings,
     kto_settings,
     lora_settings,
-    noise_words,
     optimizer_settings,
     pair_settings,
     trainer_launch,
@@ -147,7 +147,7 @@ PLUGINS = (
 def is_axolotl(config: Table) -> bool:
     """Whether a table is a config of axolotl."""
     known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
-    return "base_model" in config and any(name in config for name in known_keys)
+    return "base_model" in config and any(argument in config for argument in known_keys)
 
 
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
@@ -156,7 +156,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         reader.check_names(config, READ, IGNORED, "no key that is known")
         reader.refuse_set(config, REFUSED)
         _check_trained_patterns(reader, config)
-        noise_words(reader, config)
+        add_noise_note(reader, config)
         reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
             reader.unknown["expert_parallel_size"] = "it is modelled as 1"
@@ -190,9 +190,11 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
     """
-    names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
+    size_names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
     settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
-    tp, cp, replicas, shards = (reader.size(settings, name, 1) if settings.get(name) else 1 for name in names)
+    tp, cp, replicas, shards = (
+        reader.size(settings, size_name, 1) if settings.get(size_name) else 1 for size_name in size_names
+    )
     world_size = reader.source.world_size
     is_packed = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
     if cp > 1 and is_packed:
@@ -284,15 +286,13 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("activation_offloading"):
         kernel_settings["offload_activations"] = True
         kernel_settings["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
-    flag = next((name for name in ATTENTION_FLAGS if config.get(name) is True), "")
+    flag = next((flag_name for flag_name in ATTENTION_FLAGS if config.get(flag_name) is True), "")
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
     elif flag:
         kernel_settings |= attention_settings(reader, flag, ATTENTION_FLAGS[flag])
     else:
-        kernel_settings |= attention_settings(
-            reader, "attn_implementation", reader.value(config, "attn_implementation", "sdpa")
-        )
+        kernel_settings |= default_attention(reader)
     if config.get("torch_compile") not in (None, False, "auto"):
         kernel_settings["compile"] = True
     return kernel_settings | _loss_settings(reader, config)
@@ -373,9 +373,9 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
-    for name, value in options.items():
-        if name not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or value not in (True, False, "nf4"):
-            reader.unknown[f"bnb_config_kwargs.{name}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
+    for option, setting in options.items():
+        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or setting not in (True, False, "nf4"):
+            reader.unknown[f"bnb_config_kwargs.{option}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
     return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
 
@@ -389,9 +389,9 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
         fields = config.get(key) or {}
         if not isinstance(fields, Mapping):
             raise reader.wrong(key, f"{shown(fields)}; expected a table")
-        for name in fields:
-            if name not in OVERRIDES_WITHOUT_MEMORY:
-                reader.unknown[f"{key}.{name}"[:100]] = "this field of the config is not replaced"
+        for field_name in fields:
+            if field_name not in OVERRIDES_WITHOUT_MEMORY:
+                reader.unknown[f"{key}.{field_name}"[:100]] = "this field of the config is not replaced"
         if fields.get("output_router_logits"):
             reader.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
 
@@ -400,14 +400,14 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
-def _preference_settings(reader: LaunchReader, name: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _preference_settings(reader: LaunchReader, loss: str, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs."""
-    if name == "kto":
+    if loss == "kto":
         return kto_settings(reader, run_settings)
-    if name not in PREFERENCES:
-        reader.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
+    if loss not in PREFERENCES:
+        reader.unknown["rl"] = f"'{loss[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_settings(reader, PREFERENCES[name], run_settings)
+    return pair_settings(reader, PREFERENCES[loss], run_settings)
 
 
 def _trainer_arguments(config: Table, half_dtype: str | None) -> dict[str, Any]:

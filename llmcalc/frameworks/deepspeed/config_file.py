@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed JSON config. The model comes from elsewhere; Hugging Face's Trainer sets "auto" values.
+"""Reads a DeepSpeed JSON config, whose "auto" values Hugging Face's Trainer sets.
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's
@@ -108,13 +108,13 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
         if key in IGNORED or str(key).startswith("_"):
             reader.ignored.append(key)
     unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
-    world = reader.devices(world_size)
+    world = reader.device_count(world_size)
     zero = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, world, trainer)}
     command_settings |= _number_formats(reader, config, trainer)
     command_settings |= _optimizer_settings(reader, config)
-    for key, value in reader.table(config, "activation_checkpointing").items():
-        if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
+    for key, setting in reader.table(config, "activation_checkpointing").items():
+        if key in ("partition_activations", "cpu_checkpointing") and setting not in (False, None):
             reader.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
     compiler = reader.table(config, "compile")
     if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
@@ -145,33 +145,35 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {name: value for name, value in launch_settings.settings.items() if name != "loss_chunk"}
+    settings = {option: setting for option, setting in launch_settings.settings.items() if option != "loss_chunk"}
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
-    values: dict[str, Any] = {"stage": 0}
+    field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
     for key, value in reader.table(config, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
-            values[name] = (
+            field_values[name] = (
                 "none" if device in (None, False) else _convert_value(reader, path, field_types[name], device)
             )
-            values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
+            field_values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                values[name] = _convert_value(reader, path, field_types[name], value)
+                field_values[name] = _convert_value(reader, path, field_types[name], value)
         elif name in ZERO_IGNORED:
             reader.ignored.append(path)
         elif name not in ZERO_OFF:
             reader.unknown[path] = "no key that is known"
         elif value not in ZERO_OFF[name]:
             reader.unknown[path] = f"{shown(value)} is not modelled"
-    if values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
-        values = {name: value for name, value in values.items() if not (name.startswith("stage3_") and value == AUTO)}
+    if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
+        field_values = {
+            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
+        }
     sections = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
         "check_grad_overflow": ("bf16", "check_grad_overflow"),
@@ -181,14 +183,14 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     for name, (section, key) in sections.items():
         value = reader.table(config, section).get(key)
         if value not in (None, AUTO):
-            values[name] = _convert_value(reader, f"{section}.{key}", field_types[name], value)
+            field_values[name] = _convert_value(reader, f"{section}.{key}", field_types[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
-            values[name] = _convert_value(reader, name, field_types[name], config[name])
-    table = reader.table(config, "optimizer")
-    values["optimizer"] = str(table.get("type") or "")[:40]
-    values["torch_adam"] = reader.table(table, "params").get("torch_adam") is True
-    settings = DeepSpeedSettings(**values)
+            field_values[name] = _convert_value(reader, name, field_types[name], config[name])
+    optimizer_table = reader.table(config, "optimizer")
+    field_values["optimizer"] = str(optimizer_table.get("type") or "")[:40]
+    field_values["torch_adam"] = reader.table(optimizer_table, "params").get("torch_adam") is True
+    settings = DeepSpeedSettings(**field_values)
     for setting in fields(settings):
         if setting.name in NOT_MODELLED and getattr(settings, setting.name) != setting.default:
             reader.unknown[f"zero_optimization.{setting.name}"] = (
@@ -241,8 +243,8 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: 
 
     def read_size(key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
-        value = config.get(key)
-        return None if value in (None, AUTO) else size_of(reader, key, value)
+        setting = config.get(key)
+        return None if setting in (None, AUTO) else size_of(reader, key, setting)
 
     micro_batch_size, accumulation_steps = (
         read_size("train_micro_batch_size_per_gpu"),
@@ -320,13 +322,13 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
-    table = reader.table(config, "optimizer")
-    name = table.get("type")
+    optimizer_table = reader.table(config, "optimizer")
+    name = optimizer_table.get("type")
     if name is None:
         return {}
     if str(name).lower() in STAGE_0_ALONE:
         stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_half = any(reader.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
+        is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
         if stage or not is_half:
             reader.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
         return {"optimizer": "adamw", "optimizer_impl": "loop"}

@@ -49,8 +49,8 @@ class OneBitLambRun(ReplicatedRun):
         element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "optimizer"):
             self.states = [
-                Storage(self.meter, count * FLOAT32.bytes)
-                for count in (element_count, element_count, ceil_div(element_count, self.ranks))
+                Storage(self.meter, tensor_elements * FLOAT32.bytes)
+                for tensor_elements in (element_count, element_count, ceil_div(element_count, self.ranks))
             ]
 
     def update(self) -> None:

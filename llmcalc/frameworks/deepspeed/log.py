@@ -26,14 +26,14 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest(*names)]
+    memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*names)]
     if not memory_terms:
         return None
     return LogReading(
         "deepspeed",
         "DeepSpeed",
         tuple(memory_terms),
-        version=log_values.text("version"),
+        version=log_values.last_text("version"),
         oom_flag="train_micro_batch_size_per_gpu",
     )
 
@@ -43,15 +43,19 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     if "params" not in log_values:
         return []
     memory_terms = [
-        LogTerm("params", log_values.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
+        LogTerm("params", log_values.whole_numbers("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
     ]
-    devices = max(1, log_values.counts("nodes")[-1] * log_values.counts("devices")[-1]) if "nodes" in log_values else 1
+    devices = (
+        max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
+        if "nodes" in log_values
+        else 1
+    )
     for line in log_text.lines_with("offload_optimizer=none"):
         match = _OPTION.search(line)
         if match is None or "offload_param=cpu" in match["options"]:
             continue
         if "offload_param" in match["options"]:
-            layer = 4 * MILLION * max(log_values.counts("largest_layer"), default=0)
+            layer = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
             rule = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
         else:
             rule = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...flow.program import Step
-from ...flow.tree import Use
+from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import Frame, Path
 from ...simulator.profiles.eager import Eager
 from ...simulator.strides import Shape
 from ...simulator.tensor import Dtype, Saved, Tensor
-from .param_coordinator import Coordinator
+from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
@@ -33,9 +33,9 @@ class GatheringProfile(Eager):
     of_frames: per frame, the modules that stay gathered until its end.
     """
 
-    coordinator: Coordinator | None = None
+    coordinator: ParameterCoordinator | None = None
 
-    def gather_with(self, coordinator: Coordinator) -> None:
+    def gather_with(self, coordinator: ParameterCoordinator) -> None:
         """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
@@ -43,11 +43,11 @@ class GatheringProfile(Eager):
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Creates a partitioned parameter and returns the full tensor."""
-        if self.coordinator is None or key in self.buffers:
-            return super().create_parameter(key, template)
-        return self.coordinator.add_parameter(key, template).full_param
+        if self.coordinator is None or parameter_key in self.buffers:
+            return super().create_parameter(parameter_key, template)
+        return self.coordinator.add_parameter(parameter_key, template).full_param
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -60,20 +60,20 @@ class GatheringProfile(Eager):
             if parameter.full_param.leaf
         ]
 
-    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the parameters of a module that no pass reads."""
-        weights = super().unread_parameters(name, parameter_use)
+        weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:
             return weights
         unread_count = len(self.unused_modules)
         return [
-            self.coordinator.add_parameter(("unread", unread_count, i, name), weight).full_param
+            self.coordinator.add_parameter(("unread", unread_count, i, module_name), weight).full_param
             for i, weight in enumerate(weights)
         ]
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter after its all-gather."""
-        return self.gather_for_use(super().parameter(key, shape, dtype, trained))
+        return self.gather_for_use(super().parameter(parameter_key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a shared parameter after its all-gather."""
@@ -130,7 +130,7 @@ class GatheringProfile(Eager):
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, module_call: Frame) -> None:
-        """Runs a module of the program between gathering and release of the module's parameters."""
+        """Runs a module of the program between the all-gather and the release of the module's parameters."""
         if self.coordinator is None:
             super()._module(module_call)
             return

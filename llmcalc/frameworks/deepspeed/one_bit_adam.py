@@ -25,9 +25,9 @@ class OneBitAdamRun(FlatCopyRun):
     def prepare_training(self) -> None:
         """Creates the flat float32 weights with Adam's states, and the compression errors."""
         super().prepare_training()
-        size = self.trained[0].tensor.shape[0]
-        sizes = [size, ceil_div(size, self.ranks)]
+        flat_elements = self.trained[0].tensor.shape[0]
+        error_sizes = [flat_elements, ceil_div(flat_elements, self.ranks)]
         if self.settings.optimizer.lower() == ZERO_ONE:
-            sizes.append(size)
+            error_sizes.append(flat_elements)
         with counted_as(self.meter, "optimizer"):
-            self.states = [Storage(self.meter, elements * FLOAT32.bytes) for elements in sizes]
+            self.states = [Storage(self.meter, elements * FLOAT32.bytes) for elements in error_sizes]

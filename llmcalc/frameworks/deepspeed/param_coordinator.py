@@ -31,9 +31,9 @@ class ParameterStorage(Storage):
 
     __slots__ = ("inner",)
 
-    def __init__(self, memory_meter: Meter, size: int) -> None:
+    def __init__(self, memory_meter: Meter, storage_bytes: int) -> None:
         self.meter: Meter = memory_meter
-        self.bytes: int = size
+        self.bytes: int = storage_bytes
         self.block: Block = Block(0, "weights")
         self.inner: Storage | None = None
 
@@ -100,7 +100,7 @@ class Parameter:
         return self.full_param.storage
 
 
-class Coordinator:
+class ParameterCoordinator:
     """Gathers and releases parameters (`PartitionedParameterCoordinator`).
 
     parameters: all parameters.
@@ -141,9 +141,9 @@ class Coordinator:
 
     def mark_persistent(self) -> None:
         """Marks the small parameters that stay gathered (`mark_persistent_parameters`)."""
-        limit, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
+        most_elements, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
         for parameter in self.parameters:
-            if limit is not None and parameter.count + persistent_elements > limit:
+            if most_elements is not None and parameter.count + persistent_elements > most_elements:
                 continue
             if parameter.count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
                 parameter.persists = True
@@ -188,13 +188,13 @@ class Coordinator:
         for _ in range(min(unfetched, len(self.queue))):
             parameter, operation = self.queue.popleft()
             parameter.fetched = operation
-        limit = min(
+        most_elements = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
         elements = 0
-        while self.queue and elements < limit:
+        while self.queue and elements < most_elements:
             parameter, operation = self.queue.popleft()
             parameter.fetched = max(parameter.fetched, operation)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
@@ -212,7 +212,7 @@ class Coordinator:
             yield
 
     def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
-        """Starts an all-gather; several parameters share a buffer (`all_gather_coalesced`)."""
+        """Starts an all-gather, in which several parameters share a buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
         self.live_elements += sum(parameter.count for parameter in parameters)
@@ -270,8 +270,8 @@ class Coordinator:
 
     def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
-        key = (module_path, self.step)
-        if key not in self.to_release:
+        cache_key = (module_path, self.step)
+        if cache_key not in self.to_release:
             released = [
                 parameter
                 for parameter in self.modules[module_path]
@@ -285,8 +285,8 @@ class Coordinator:
                     if parameter in released:
                         released.remove(parameter)
                     distance += parameter.count
-            self.to_release[key] = released
-        return self.to_release[key]
+            self.to_release[cache_key] = released
+        return self.to_release[cache_key]
 
     def release_all(self) -> None:
         """Releases all parameters (`release_and_reset_all`)."""
@@ -322,7 +322,7 @@ class Coordinator:
     def before_backward(self, module_path: Path) -> Callable[[], None]:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
-        def fetch() -> None:
+        def fetch_before_backward() -> None:
             """Gathers the module, and releases modules after their backward pass."""
             if module_path in self.backward_modules:
                 return
@@ -333,7 +333,7 @@ class Coordinator:
             self.backward_modules.append(module_path)
             self.fetch_module(module_path)
 
-        return fetch
+        return fetch_before_backward
 
     def after_backward(self, module_path: Path) -> None:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""

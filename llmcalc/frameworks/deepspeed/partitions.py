@@ -34,24 +34,24 @@ def elements(weight: Tensor) -> int:
     return element_count
 
 
-def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
+def round_robin_order(parameters: Sequence[Item], ranks: int) -> list[Item]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
-    return [item for rank in range(ranks) for item in items[rank::ranks]]
+    return [parameter for rank in range(ranks) for parameter in parameters[rank::ranks]]
 
 
-def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int], int]:
+def offsets(element_counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int], int]:
     """Returns the offset of each parameter in the flat tensor, and the end of the last parameter.
 
-    counts: per parameter, its elements.
+    element_counts: per parameter, its elements.
     width: bytes per element.
     aligned: whether each parameter begins at a multiple of 16 bytes.
     """
     alignment = 16 // gcd(16, width) if aligned else 1
     start_offsets, position = [], 0
-    for count in counts:
+    for element_count in element_counts:
         position = -(-position // alignment) * alignment
         start_offsets.append(position)
-        position += count
+        position += element_count
     return start_offsets, position
 
 
@@ -60,14 +60,14 @@ def flat_size(elements: int, ranks: int) -> int:
     return -(-elements // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
-def pieces(start: int, count: int, partition_size: int) -> list[PartitionPiece]:
-    """Returns the pieces of a parameter in the ranks' partitions. start: the parameter's offset in the flat tensor."""
-    results, position = [], start
-    while position < start + count:
-        piece_end = min(start + count, (position // partition_size + 1) * partition_size)
-        results.append(PartitionPiece(position // partition_size, piece_end - position))
+def pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
+    """Returns the pieces of a parameter in the ranks' partitions. offset: the parameter's offset in the flat tensor."""
+    weight_pieces, position = [], offset
+    while position < offset + element_count:
+        piece_end = min(offset + element_count, (position // partition_size + 1) * partition_size)
+        weight_pieces.append(PartitionPiece(position // partition_size, piece_end - position))
         position = piece_end
-    return results
+    return weight_pieces
 
 
 def in_module_order(paths: Sequence[Path]) -> list[Path]:
@@ -82,19 +82,19 @@ def in_module_order(paths: Sequence[Path]) -> list[Path]:
         layer_positions.setdefault(_layer_of(path), len(layer_positions))
         module_positions.setdefault(module_of(path), len(module_positions))
 
-    def key(path: Path) -> tuple[int, bool, int, bool]:
+    def position_in_module(path: Path) -> tuple[int, bool, int, bool]:
         layer_path, module_path = _layer_of(path), module_of(path)
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
         return layer_positions[layer_path], is_norm, module_positions[module_path], str(path[-1]).endswith("bias")
 
-    return sorted(paths, key=key)
+    return sorted(paths, key=position_in_module)
 
 
 def module_of(path: Path) -> Path:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = path
-    name = str(parameter_name).rpartition(".")[0]
-    return (*parent_path, name) if name else tuple(parent_path)
+    module_name = str(parameter_name).rpartition(".")[0]
+    return (*parent_path, module_name) if module_name else tuple(parent_path)
 
 
 def _layer_of(path: Path) -> Path:

@@ -31,30 +31,30 @@ def read_accelerate(
     """Returns the DeepSpeed run of an accelerate config."""
     reader.refuse_groups(config)
     launch_settings = _plugin_run(reader, config, world_size)
-    settings = {key: value for key, value in command_settings.items() if key != "precision"}
+    settings = {option: value for option, value in command_settings.items() if option != "precision"}
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
 
 
 def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
-    table = reader.table(accelerate_config, "deepspeed_config")
+    plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
-    reader.ignored += [f"{section}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
-    unknown_keys(reader, table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
-    name = str(accelerate_config.get("mixed_precision") or "no").lower()
-    precision = {"bf16": name == "bf16", "fp16": name == "fp16", "batch": 1}
-    if table.get("deepspeed_config_file") is not None:
-        config = reader.fetched(f"{section}.deepspeed_config_file", table["deepspeed_config_file"], FILE)
+    reader.ignored += [f"{section}.{device_key}"[:80] for device_key in plugin_table if device_key in PLUGIN_IGNORED]
+    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
+    precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
+    precision = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
+    if plugin_table.get("deepspeed_config_file") is not None:
+        config = reader.fetch_tables(f"{section}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE)
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    stage = size_of(reader, f"{section}.zero_stage", table.get("zero_stage", 2), least=0)
+    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), least=0)
     zero: dict[str, Any] = {"stage": stage}
-    for key in ("offload_optimizer_device", "offload_param_device"):
-        if table.get(key) not in (None, "none", False):
-            zero[key.removesuffix("_device")] = {"device": table[key]}
+    for device_key in ("offload_optimizer_device", "offload_param_device"):
+        if plugin_table.get(device_key) not in (None, "none", False):
+            zero[device_key.removesuffix("_device")] = {"device": plugin_table[device_key]}
     deepspeed_config: dict[str, Any] = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto"}
-    deepspeed_config |= {key: {"enabled": precision[key]} for key in ("bf16", "fp16")}
-    if table.get("gradient_accumulation_steps") is not None:
-        deepspeed_config["gradient_accumulation_steps"] = table["gradient_accumulation_steps"]
+    deepspeed_config |= {device_key: {"enabled": precision[device_key]} for device_key in ("bf16", "fp16")}
+    if plugin_table.get("gradient_accumulation_steps") is not None:
+        deepspeed_config["gradient_accumulation_steps"] = plugin_table["gradient_accumulation_steps"]
     return _without_batch_size(read_into(reader, deepspeed_config, world_size, precision), deepspeed_config)
 
 
@@ -63,7 +63,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={key: value for key, value in launch_settings.settings.items() if key != "batch"}
+        settings={option: setting for option, setting in launch_settings.settings.items() if option != "batch"}
     )
 
 
@@ -73,10 +73,12 @@ def read_trainer(
     """Returns the DeepSpeed run of the Trainer's arguments."""
     reader.refuse_groups(config)
     argument = config["deepspeed"]
-    table = argument if isinstance(argument, Mapping) else reader.fetched("deepspeed", argument, FILE)
-    precision = {name: bool(config.get(name)) for name in ("bf16", "fp16")}
-    launch_settings = read_into(reader, table, world_size, {**command_settings, **precision})
+    deepspeed_table = argument if isinstance(argument, Mapping) else reader.fetch_tables("deepspeed", argument, FILE)
+    precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
+    launch_settings = read_into(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        key: value for key, value in command_settings.items() if key not in ("precision", "dtype", "optimizer_impl")
+        option: setting
+        for option, setting in command_settings.items()
+        if option not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

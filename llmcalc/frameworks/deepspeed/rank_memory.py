@@ -149,10 +149,10 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
-    for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
-        if getattr(layout, name) > 1:
-            option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
-            groups = " and no --zero-group" if name == "hsdp_replicas" else ""
+    for group_name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
+        if getattr(layout, group_name) > 1:
+            option = f"--{group_name.replace('_', '-')} {getattr(layout, group_name)}"
+            groups = " and no --zero-group" if group_name == "hsdp_replicas" else ""
             raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{groups}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")

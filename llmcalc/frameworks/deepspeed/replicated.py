@@ -55,11 +55,11 @@ class ReplicatedRun(ZeroRun):
                 bucket = []
         self.reduce_bucket(bucket)
 
-    def reduce_bucket(self, sizes: list[int]) -> None:
+    def reduce_bucket(self, gradient_sizes: list[int]) -> None:
         """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
         with counted_as(self.meter, "communication"):
-            bucket_elements = sum(sizes)
-            tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(sizes) > 1 else None
+            bucket_elements = sum(gradient_sizes)
+            tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
             cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
             message = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
         del tensor, message

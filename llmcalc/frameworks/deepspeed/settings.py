@@ -112,10 +112,10 @@ class DeepSpeedSettings:
         """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
-    def size_in_elements(self, name: str) -> int:
+    def size_in_elements(self, size_name: str) -> int:
         """Returns the value of a size setting that is not `auto`, in elements."""
-        size = getattr(self, name)
-        assert isinstance(size, int), name
+        size = getattr(self, size_name)
+        assert isinstance(size, int), size_name
         return size
 
     def check(self) -> None:
@@ -123,9 +123,9 @@ class DeepSpeedSettings:
         for field in fields(self):
             if field.name in NOT_MODELLED and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: not modelled; expected {str(field.default).lower()}")
-        for name in ("offload_optimizer", "offload_param"):
-            if getattr(self, name) == "nvme":
-                raise InputError(f"{name}: nvme is not modelled; expected cpu or none")
+        for argument in ("offload_optimizer", "offload_param"):
+            if getattr(self, argument) == "nvme":
+                raise InputError(f"{argument}: nvme is not modelled; expected cpu or none")
         if self.offload_param != "none" and self.stage != 3:
             raise InputError(f"offload_param: stage {self.stage} keeps all parameters; expected stage 3, or none")
         if self.offload_optimizer != "none" and not self.stage:

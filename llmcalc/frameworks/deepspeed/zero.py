@@ -25,7 +25,7 @@ DOUBLE = 8
 """Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
-def number_format(name: str | None, default: Dtype) -> Dtype:
+def number_format(deepspeed_name: str | None, default: Dtype) -> Dtype:
     """Returns the number format of a DeepSpeed format name (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
@@ -35,9 +35,9 @@ def number_format(name: str | None, default: Dtype) -> Dtype:
         "float": "float32",
         "half": "float16",
     }
-    if name is None:
+    if deepspeed_name is None:
         return default
-    short_name = name.removeprefix("torch.")
+    short_name = deepspeed_name.removeprefix("torch.")
     return DTYPES[names.get(short_name, short_name)]
 
 
@@ -83,7 +83,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; the others need as much memory as the last."""
+        """Runs the first micro-batch of a step and the last one, which represents all others."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -111,11 +111,11 @@ class ZeroRun(TrainingRun):
         raise NotImplementedError
 
     def host_state_bytes(self, elements: int) -> int:
-        """Returns the host bytes of fp32 optimizer states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
+        """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
         states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
-        return sum(int(size) for name, size in states.items() if name != "step")
+        return sum(int(state_bytes) for state_name, state_bytes in states.items() if state_name != "step")
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:

@@ -87,17 +87,17 @@ class PartitionedRun(ZeroRun):
         ordered_parameters = (
             round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         )
-        width, sizes = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
-        starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
+        width, element_counts = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
+        starts, flat_elements = offsets(element_counts, width, settings.parameter_alignment)
         element_count = flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): pieces(start, element_count, self.partition_size)
-            for weight, start, element_count in zip(ordered_parameters, starts, sizes, strict=True)
+            id(weight): pieces(weight_offset, element_count, self.partition_size)
+            for weight, weight_offset, element_count in zip(ordered_parameters, starts, element_counts, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            key: weight_piece
-            for key, weight_pieces in self.pieces.items()
+            weight_id: weight_piece
+            for weight_id, weight_pieces in self.pieces.items()
             for weight_piece in weight_pieces
             if weight_piece.rank == self.rank
         }
@@ -106,7 +106,7 @@ class PartitionedRun(ZeroRun):
             flat_parameters = Storage(self.meter, element_count * width)
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
-        self.largest_parameter: int = max(sizes)
+        self.largest_parameter: int = max(element_counts)
         cloned_partition = Storage(self.meter, self.partition_size * width)
         if self.offloads:
             del cloned_partition
@@ -344,12 +344,12 @@ class PartitionedRun(ZeroRun):
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
         if self.is_last_microbatch:
-            size = self.rank_pieces[id(weight)].elements
-            double_copy = Storage(self.meter, size * DOUBLE)
+            piece_elements = self.rank_pieces[id(weight)].elements
+            double_copy = Storage(self.meter, piece_elements * DOUBLE)
             self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
             del double_copy
             if self.accumulation_dtype is not FLOAT32:
-                src_tensor = Storage(self.meter, size * FLOAT32.bytes)
+                src_tensor = Storage(self.meter, piece_elements * FLOAT32.bytes)
                 del src_tensor
             self._store_gradient(weight, None)
 

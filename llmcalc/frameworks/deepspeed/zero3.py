@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...simulator.meter import Meter, Place
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .lowering import GatheringProfile
-from .param_coordinator import Coordinator, Parameter
+from .param_coordinator import Parameter, ParameterCoordinator
 from .partitions import in_module_order
 from .zero import DOUBLE, ZeroRun, ZeroSetup
 
@@ -30,7 +30,7 @@ NORM_BUFFER = 250_000_000
 
 
 class Stage3Run(ZeroRun):
-    """Training steps of one rank under ZeRO stage 3; all ranks need the same memory."""
+    """Training steps of one rank under ZeRO stage 3, which represents all ranks."""
 
     profile = GatheringProfile
     lowering: GatheringProfile
@@ -42,7 +42,7 @@ class Stage3Run(ZeroRun):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
-        self.coordinator: Coordinator = Coordinator(self.meter, setup.settings, setup.ranks)
+        self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, setup.settings, setup.ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements: int = 0
@@ -193,7 +193,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a gradient shard on the host; the last micro-batch adds its fp32 norm (`partition_grads`)."""
+        """Accumulates a gradient shard on the host, in the last micro-batch with its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
@@ -264,12 +264,12 @@ class Stage3Run(ZeroRun):
             self.run_optimizer([fp32_partition])
         self.coordinator.gather_persistent()
 
-    def _single_grad_partition(self, group: list[Parameter]) -> Tensor:
+    def _single_grad_partition(self, sub_group: list[Parameter]) -> Tensor:
         """Returns the gradients of a sub-group as one float32 tensor (`_prepare_fp32_grad_for_sub_group`)."""
-        element_count = sum(parameter.shard_elements for parameter in group)
+        element_count = sum(parameter.shard_elements for parameter in sub_group)
         flat_gradients = self.grad_partitions_flat_buffer
         assert flat_gradients is not None
-        if len(group) > 1:
+        if len(sub_group) > 1:
             flat_gradients = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
             return Tensor((element_count,), FLOAT32, flat_gradients)

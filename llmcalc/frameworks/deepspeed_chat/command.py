@@ -65,15 +65,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the actor's training in step 3, with the other models."""
-    data = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
+    """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
+    step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
     target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
-    reader.check_names(data, step3.READ, IGNORED | step3.IGNORED)
-    actor_arguments = step3.step1_arguments(reader, data)
+    reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)
+    actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
-    settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, data)
+    settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
-    rollout = step3.rollout_of(reader, data, launch_settings.layout.dp)
+    rollout = step3.rollout_of(reader, step3_arguments, launch_settings.layout.dp)
     return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
@@ -86,17 +86,17 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
         return "rlhf"
     if "--num_padding_at_beginning" in arguments:
         return "reward"
-    name = name_in_errors.lower()
-    return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
+    lowered_name = name_in_errors.lower()
+    return next((loss for pattern, loss in STEPS.items() if re.search(pattern, lowered_name)), "")
 
 
-def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
-    size = config["train_micro_batch_size_per_gpu"]
+    micro_batch = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
-        reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
+        reader, loss, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
-    if reader.flag(data, "offload_reference_model"):
+    if reader.flag(arguments, "offload_reference_model"):
         reader.frozen = None
         reader.notes.append("--offload_reference_model: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")

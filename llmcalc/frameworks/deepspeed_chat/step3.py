@@ -51,30 +51,32 @@ OFF = {
 """Arguments that are modelled only if they are not set → why."""
 
 
-def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
+def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     """Returns the step-1 arguments that describe the training of step 3's actor."""
-    reader.refuse_set(data, OFF, "--")
-    accumulation_steps = reader.size(data, "gradient_accumulation_steps", 1)
-    arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
-    arguments |= {OF_THE_ACTOR[name]: value for name, value in data.items() if name in OF_THE_ACTOR}
+    reader.refuse_set(step3_data, OFF, "--")
+    accumulation_steps = reader.size(step3_data, "gradient_accumulation_steps", 1)
+    step1_table = {
+        name: setting for name, setting in step3_data.items() if name in ("offload", "dtype", "only_optimize_lora")
+    }
+    step1_table |= {OF_THE_ACTOR[name]: setting for name, setting in step3_data.items() if name in OF_THE_ACTOR}
     return {
-        **arguments,
-        "per_device_train_batch_size": reader.size(data, "per_device_training_batch_size", 16),
-        "zero_stage": reader.value(data, "actor_zero_stage", 0),
-        "gradient_accumulation_steps": accumulation_steps * (2 if data.get("unsupervised_dataset_name") else 1),
-        "max_seq_len": _sequence_length(reader, data),
+        **step1_table,
+        "per_device_train_batch_size": reader.size(step3_data, "per_device_training_batch_size", 16),
+        "zero_stage": reader.value(step3_data, "actor_zero_stage", 0),
+        "gradient_accumulation_steps": accumulation_steps * (2 if step3_data.get("unsupervised_dataset_name") else 1),
+        "max_seq_len": _sequence_length(reader, step3_data),
     }
 
 
-def loss_settings(reader: LaunchReader, data: Table) -> dict[str, Any]:
+def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the settings of the actor's log-probabilities, which are computed in the format of the logits."""
-    if reader.flag(data, "compute_fp32_loss"):
+    if reader.flag(arguments, "compute_fp32_loss"):
         return {}
-    return {"logits_dtype": "bfloat16" if data.get("dtype") == "bf16" else "float16"}
+    return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
 def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
-    """Returns the actor's three companion models. ranks: the number of devices."""
+    """Returns the critic, reference and reward models beside the actor. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -100,19 +102,19 @@ def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
     )
 
 
-def _sequence_length(reader: LaunchReader, data: Table) -> int:
-    return reader.size(data, "max_prompt_seq_len", 256) + reader.size(data, "max_answer_seq_len", 256)
+def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
+    return reader.size(arguments, "max_prompt_seq_len", 256) + reader.size(arguments, "max_answer_seq_len", 256)
 
 
-def _place(reader: LaunchReader, data: Table, flag: str) -> Place:
-    return "host" if reader.flag(data, flag) else "device"
+def _place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
+    return "host" if reader.flag(arguments, flag) else "device"
 
 
-def _critic_parameters(reader: LaunchReader, data: Table) -> int:
+def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
     """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
-    name = str(data.get("critic_model_name_or_path", ""))[:200]
+    critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:
-        total: int = params(load(name).model).total
+        total: int = params(load(critic_name).model).total
         return total
     except InputError:
         reader.notes.append("critic and reward model are counted as large as the actor: their names are of no model")

@@ -1,4 +1,4 @@
-"""The draft model of speculative decoding in an engine's flag."""
+"""Reads the draft model of speculative decoding that an engine's flag names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ def read_draft(model: str | Preset, flag: str, expected: str) -> Preset:
     try:
         return model if isinstance(model, Preset) else load(model)
     except InputError as error:
-        named = known_model(str(model)) if str(model).startswith(("/", "./", "../", "~/")) else None
-        if named is not None:  # a folder of another machine
-            note = f"the draft model, {shown(model)}, is not here; by its name it is the preset {named.name}"
-            return named.model_copy(update={"notes": (*named.notes, note)})
+        preset_by_name = known_model(str(model)) if str(model).startswith(("/", "./", "../", "~/")) else None
+        if preset_by_name is not None:  # a folder of another machine
+            message = (
+                f"the draft model, {shown(model)}, is not here; by its name it is the preset {preset_by_name.name}"
+            )
+            return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, message)})
         raise InputError(
             f"{flag} {shown(model)}: cannot be read ({str(error)[:200]}); expected a preset, {expected}"
         ) from None

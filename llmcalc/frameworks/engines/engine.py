@@ -90,9 +90,9 @@ class EngineMemory:
     layout: Layout | None = None
     most_sequences: int = 0
 
-    def bytes_of(self, name: str, device: str | None = None) -> int:
+    def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(term.bytes for term in self.terms if term.name == name and device in (None, term.device))
+        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -115,13 +115,13 @@ class Engine:
     flags: () → its flags. rules: () → the `EngineRecord` with the memory rules of its versions.
     server: (preset, hardware, version, flags) → a server of the model, which the next three functions take.
     memory: (server) → the `EngineMemory`.
-    candidates: (server) → changes that may give more cache, the cheapest first: as users type them, and as values of
+    flag_changes: (server) → changes that may give more cache, the cheapest first: as users type them, and as values of
         flags.
     layouts: (server, most devices) → flags of layouts with more devices and their `EngineMemory`, the fewest first.
-    instead: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
+    flags_by_option: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
     flag_of: term → the flag that changes it.
-    serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
-        request); default the flag of the length.
+    serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
+        longest request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
@@ -145,11 +145,11 @@ class Engine:
     rules: FromFile
     server: FromFile
     memory: FromFile
-    candidates: FromFile
+    flag_changes: FromFile
     layouts: FromFile
-    instead: Mapping[str, str] = field(default_factory=dict)
+    flags_by_option: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
-    serving: FromFile | None = None
+    serving_flags: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     plugin_vendors: tuple[str, ...] = ()
     least_capability: float = 0.0
@@ -165,24 +165,26 @@ class Engine:
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on this accelerator: of one of its vendors and no older, or not known to be."""
+        """Whether the engine runs on this accelerator, by vendor and compute capability; true if both are unknown."""
         if float(hardware.compute_capability or self.least_capability) < self.least_capability:
             return False
-        return self._is_of(self.vendors, hardware)
+        return self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
         """Whether times are estimated on this accelerator: the engine runs on it, or a plugin of the engine does."""
-        return self.runs_on(hardware) or self._is_of(self.plugin_vendors, hardware)
+        return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
-    def _is_of(vendors: tuple[str, ...], hardware: Hardware) -> bool:
+    def _has_vendor(vendors: tuple[str, ...], hardware: Hardware) -> bool:
         return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in map(str.upper, vendors)
 
     @property
     def supported_accelerators(self) -> str:
         """The accelerators on which the engine runs, as messages name them: `a GPU of NVIDIA or AMD`."""
-        capability = f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
-        return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{capability}")
+        least_capability_text = (
+            f" (compute capability {self.least_capability} or higher)" if self.least_capability else ""
+        )
+        return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
@@ -198,14 +200,14 @@ class Engine:
         flags: tuple[Flag, ...] = self.flags()
         return flags
 
-    def typed(self, field_name: str, shortest: bool = False) -> str:
+    def spelling(self, field_name: str, shortest: bool = False) -> str:
         """Returns a flag as users type it, such as `--max-model-len`, from its field name, `max_model_len`.
 
         shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
         names_by_field = {flag.field: flag.names for flag in self.known_flags()}
-        names = names_by_field.get(field_name, (option(field_name),))
-        return min(names, key=len) if shortest else names[0]
+        spellings = names_by_field.get(field_name, (option(field_name),))
+        return min(spellings, key=len) if shortest else spellings[0]
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
@@ -227,21 +229,23 @@ class Engine:
         """
         changes: list[Change] = []
         tried_flags: list[Mapping[str, Any]] = []
-        for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
+        for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, version, flags)):
             try:
-                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
             changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts))
-            tried_flags.append({**flags, **values})
+            tried_flags.append({**flags, **changed_values})
         if not any(change.starts for change in changes):
-            for number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
-                changes[number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
+            for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[change_number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
         if not any(change.starts for change in changes) and not self.shows_alternatives:
             for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
                 if memory.starts:
-                    text = " ".join(f"{self.typed(name)} {value}" for name, value in layout_flags.items())
-                    return [*changes, Change(text, memory.kv_tokens, memory.max_concurrency, True)]
+                    typed_layout = " ".join(
+                        f"{self.spelling(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
+                    )
+                    return [*changes, Change(typed_layout, memory.kv_tokens, memory.max_concurrency, True)]
         return changes
 
     def _with_shorter_requests(
@@ -251,9 +255,9 @@ class Engine:
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
             return change
-        for typed_flag, values in self.candidates(server):
-            if typed_flag.startswith(self.typed(server.length_field)):
-                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+        for typed_flag, changed_values in self.flag_changes(server):
+            if typed_flag.startswith(self.spelling(server.length_field)):
+                memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
                 if memory.starts:
                     return Change(f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True)
         return change

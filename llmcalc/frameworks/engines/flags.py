@@ -61,134 +61,143 @@ class Flag(NamedTuple):
         """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
         return self.names[0].lstrip("-").replace("-", "_")
 
-    def read(self, value: Any) -> Any:
+    def read(self, flag_value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
-        name = self.names[0]
+        flag_name = self.names[0]
         if self.refused:
-            raise InputError(f"{name}: {self.refused}")
+            raise InputError(f"{flag_name}: {self.refused}")
         if self.kind == "switch":
-            return _read_switch(name, value)
-        if self.kind in ("tokens", "number") and str(value).lower() in self.words:
-            return str(value).lower()
+            return _read_switch(flag_name, flag_value)
+        if self.kind in ("tokens", "number") and str(flag_value).lower() in self.words:
+            return str(flag_value).lower()
         if self.kind == "tokens":
-            return self._check_bounds(_read_tokens(name, value))
+            return self._check_bounds(_read_tokens(flag_name, flag_value))
         if self.kind == "number":
-            return self._check_bounds(_read_number(name, value))
+            return self._check_bounds(_read_number(flag_name, flag_value))
         if self.kind in AMOUNT_RANGES:
-            return _read_amount(name, value, self.kind)
+            return _read_amount(flag_name, flag_value, self.kind)
         if self.kind == "numbers":
-            return tuple(self._check_bounds(_read_number(name, element)) for element in _read_list(name, value))
-        if self.kind == "table":
-            return _read_table(name, value)
-        text = str(value).strip()
-        if self.kind == "word" and text.lower() not in self.words:
-            raise InputError(
-                f"{name} {shown(text)}: is not modelled; expected one of {', '.join(self.words)}."
-                f"{suggest(text, list(self.words))}"
+            return tuple(
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
-        return text.lower() if self.kind == "word" else text
+        if self.kind == "table":
+            return _read_table(flag_name, flag_value)
+        value_text = str(flag_value).strip()
+        if self.kind == "word" and value_text.lower() not in self.words:
+            raise InputError(
+                f"{flag_name} {shown(value_text)}: is not modelled; expected one of {', '.join(self.words)}."
+                f"{suggest(value_text, list(self.words))}"
+            )
+        return value_text.lower() if self.kind == "word" else value_text
 
-    def _check_bounds(self, number: int) -> int:
-        if not self.least <= number <= self.most:
-            raise InputError(f"{self.names[0]}: {number:,}; expected {self.least:,} to {self.most:,}")
-        return number
-
-
-def _read_switch(flag_name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    raise InputError(f"{flag_name} {shown(value)}: expected true or false, or no value")
-
-
-def _read_number(flag_name: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
-        return int(value.replace(",", "").replace("_", ""))
-    raise InputError(f"{flag_name}: {shown(value)}; expected a whole number")
+    def _check_bounds(self, flag_number: int) -> int:
+        if not self.least <= flag_number <= self.most:
+            raise InputError(f"{self.names[0]}: {flag_number:,}; expected {self.least:,} to {self.most:,}")
+        return flag_number
 
 
-def _read_tokens(flag_name: str, value: Any) -> int:
+def _read_switch(flag_name: str, flag_value: Any) -> bool:
+    if isinstance(flag_value, bool):
+        return flag_value
+    if str(flag_value).lower() in ("true", "false"):
+        return str(flag_value).lower() == "true"
+    raise InputError(f"{flag_name} {shown(flag_value)}: expected true or false, or no value")
+
+
+def _read_number(flag_name: str, flag_value: Any) -> int:
+    if isinstance(flag_value, int) and not isinstance(flag_value, bool):
+        return flag_value
+    if isinstance(flag_value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", flag_value):
+        return int(flag_value.replace(",", "").replace("_", ""))
+    raise InputError(f"{flag_name}: {shown(flag_value)}; expected a whole number")
+
+
+def _read_tokens(flag_name: str, flag_value: Any) -> int:
     """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
-    tokens = None if match is None else exact_number(match[1], f"{flag_name} {value}") * _SUFFIXES[match[2]]
+    if isinstance(flag_value, int) and not isinstance(flag_value, bool):
+        return flag_value
+    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
+    tokens = None if match is None else exact_number(match[1], f"{flag_name} {flag_value}") * _SUFFIXES[match[2]]
     if tokens is None or tokens.denominator != 1:
-        raise InputError(f"{flag_name}: {shown(value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K")
+        raise InputError(
+            f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
+        )
     return int(tokens)
 
 
-def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
+def _read_amount(flag_name: str, flag_value: Any, kind: FlagKind) -> float:
     try:
-        number = float(str(value)[:40])
+        amount = float(str(flag_value)[:40])
     except ValueError:
-        number = -1.0
-    is_share = kind == "share"
-    if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
-        raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNT_RANGES[kind]}")
-    return number
+        amount = -1.0
+    is_fraction = kind == "share"
+    if not 0 <= amount <= (1 if is_fraction else 10**6) or (is_fraction and amount == 0):
+        raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[kind]}")
+    return amount
 
 
-def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
+def refused_flags(feature: str, spellings_with_value: str = "", switches: str = "") -> list[Flag]:
     """Returns flags that llmcalc refuses, because they are not modelled.
 
     feature: the subject of the error message. names, switches: the flags with a value and those without one, with
         spaces between; spellings of one flag have `|` between them.
     """
-    reason = f"{feature}: not modelled; remove the flag"
-    values = [Flag(tuple(spellings.split("|")), refused=reason) for spellings in names.split()]
-    return values + [Flag(tuple(spellings.split("|")), "switch", refused=reason) for spellings in switches.split()]
+    refusal = f"{feature}: not modelled; remove the flag"
+    flags_with_value = [
+        Flag(tuple(flag_spellings.split("|")), refused=refusal) for flag_spellings in spellings_with_value.split()
+    ]
+    return flags_with_value + [
+        Flag(tuple(flag_spellings.split("|")), "switch", refused=refusal) for flag_spellings in switches.split()
+    ]
 
 
-def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags without an effect on device memory. names: as in `refused_flags`. kind: type of value."""
-    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in names.split()]
+def idle_flags(flag_names: str, kind: FlagKind = "text") -> list[Flag]:
+    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. kind: type of value."""
+    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in flag_names.split()]
 
 
 MOST_ITEMS = 10_000
 """Largest number of items of a list."""
 
 
-def _read_list(flag_name: str, value: Any) -> list[Any]:
+def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
     """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
-    if isinstance(value, list | tuple):
-        items = list(value)
-    elif isinstance(value, int):
-        items = [value]
+    if isinstance(flag_value, list | tuple):
+        list_items = list(flag_value)
+    elif isinstance(flag_value, int):
+        list_items = [flag_value]
     else:
-        items = re.findall(r"[^\s,\[\]]+", str(value))
-    if not 0 < len(items) <= MOST_ITEMS:
-        raise InputError(f"{flag_name}: {len(items):,} numbers; expected 1 to {MOST_ITEMS:,}")
-    return items
+        list_items = re.findall(r"[^\s,\[\]]+", str(flag_value))
+    if not 0 < len(list_items) <= MOST_ITEMS:
+        raise InputError(f"{flag_name}: {len(list_items):,} numbers; expected 1 to {MOST_ITEMS:,}")
+    return list_items
 
 
-def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
+def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
-    if isinstance(value, Mapping):
-        return {str(key): _read_scalar(element) for key, element in value.items()}
-    text = str(value).strip()
-    if text.startswith("{"):
-        table: Mapping[str, Any] = parse_json(text, flag_name)
-        return table
-    if re.fullmatch(r"[0-9]{1,3}", text):
-        return {"level": int(text)}
-    keys_and_values = [pair.partition("=") for pair in text.split(",")]
+    if isinstance(flag_value, Mapping):
+        return {str(key): _read_scalar(value_text_of_key) for key, value_text_of_key in flag_value.items()}
+    value_text = str(flag_value).strip()
+    if value_text.startswith("{"):
+        parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
+        return parsed_table
+    if re.fullmatch(r"[0-9]{1,3}", value_text):
+        return {"level": int(value_text)}
+    keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in keys_and_values):
-        raise InputError(f"{flag_name}: {shown(text)}; expected a JSON object")
-    return {key: _read_scalar(element) for key, _, element in keys_and_values}
+        raise InputError(f"{flag_name}: {shown(value_text)}; expected a JSON object")
+    return {key: _read_scalar(value_text_of_key) for key, _, value_text_of_key in keys_and_values}
 
 
-def _read_scalar(value: Any) -> Any:
+def _read_scalar(scalar: Any) -> Any:
     """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
-    if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
-        return value
+    if not isinstance(scalar, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", scalar):
+        return scalar
     try:
-        return parse_json(value, "value")
+        return parse_json(scalar, "value")
     except InputError:
-        return value
+        return scalar
 
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
@@ -209,9 +218,9 @@ def keyword_of(spelling: str) -> str:
 
 
 def read_values(
-    title: str,
+    engine_title: str,
     flags: Sequence[Flag],
-    values: Mapping[str, Any],
+    typed_values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags by Python keyword names, such as `max_model_len`.
@@ -221,29 +230,31 @@ def read_values(
     """
     flags_by_name = flags_by_spelling(flags)
     fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
-    options = {keyword_of(option): option for option in renamed_flags}
+    options_by_keyword = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
-    for flag_name, value in values.items():
-        option = options.get(flag_name)
+    for flag_name, flag_value in typed_values.items():
+        option = options_by_keyword.get(flag_name)
         if flag_name not in fields and option is not None:
-            if value is not None:
+            if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[option].split()):
-                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(value)))
+                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(flag_value)))
             continue
         if flag_name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(spelling): spelling for spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            raise InputError(f"{typed_flag}: {title} has no such flag.{suggestion}")
-        if value is not None and value is not False:
-            field_values[fields[flag_name].field] = fields[flag_name].read(value)
-        elif value is False:
+            raise InputError(f"{typed_flag}: {engine_title} has no such flag.{suggestion}")
+        if flag_value is not None and flag_value is not False:
+            field_values[fields[flag_name].field] = fields[flag_name].read(flag_value)
+        elif flag_value is False:
             field_values[fields[flag_name].field] = False
-    return {flag_name: value for flag_name, value in field_values.items() if not _is_idle_field(flags, flag_name)}
+    return {
+        flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
+    }
 
 
-def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
-    return any(flag.field == field and flag.is_idle for flag in flags)
+def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
+    return any(flag.field == field_name and flag.is_idle for flag in flags)
 
 
 class MatchedFlag(NamedTuple):
@@ -261,15 +272,15 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     flag = flags_by_name.get(flag_name) or flags_by_name.get(hyphenated(flag_name))
     if flag is not None:
         return MatchedFlag(flag)
-    start, dot, keys = flag_name.partition(".")
-    table = flags_by_name.get(start) or flags_by_name.get(hyphenated(start))
+    flag_before_dot, dot, nested_keys = flag_name.partition(".")
+    table = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
     if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
-        return MatchedFlag(table, tuple(keys.split(".")[:MOST_KEYS]))
+        return MatchedFlag(table, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
             candidate.field: candidate
-            for key, candidate in flags_by_name.items()
-            if key.startswith(hyphenated(flag_name))
+            for spelling, candidate in flags_by_name.items()
+            if spelling.startswith(hyphenated(flag_name))
         }
         if len(matching_flags) == 1:
             return MatchedFlag(next(iter(matching_flags.values())))
@@ -281,7 +292,7 @@ MOST_KEYS = 4
 
 
 def split_arguments(
-    title: str,
+    engine_title: str,
     flags: Sequence[Flag],
     arguments: Sequence[str],
     other_arguments: Mapping[str, bool],
@@ -298,71 +309,74 @@ def split_arguments(
     """
     flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
-    values: dict[str, Any] = {}
-    queue = deque(arguments)
-    while queue:
-        argument = queue.popleft()
+    flag_values: dict[str, Any] = {}
+    argument_queue = deque(arguments)
+    while argument_queue:
+        argument = argument_queue.popleft()
         if argument == "--":
-            kept_arguments += [argument, *queue]
+            kept_arguments += [argument, *argument_queue]
             break
-        name, equals_sign, value = argument.partition("=")
-        flag = flags_by_name.get(name) or flags_by_name.get(hyphenated(name))
+        option, equals_sign, attached_value = argument.partition("=")
+        flag = flags_by_name.get(option) or flags_by_name.get(hyphenated(option))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
-            values[flag.field] = value
+            flag_values[flag.field] = attached_value
             continue
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        if name in other_arguments and name not in flags_by_name and hyphenated(name) not in flags_by_name:
+        if option in other_arguments and option not in flags_by_name and hyphenated(option) not in flags_by_name:
             kept_arguments.append(argument)
-            if other_arguments[name] and not equals_sign and queue:
-                kept_arguments.append(queue.popleft())
+            if other_arguments[option] and not equals_sign and argument_queue:
+                kept_arguments.append(argument_queue.popleft())
             continue
-        match = find_flag(flags_by_name, name)
-        turned_off = None if match is not None else _switch_turned_off(flags_by_name, flags, name)
-        if turned_off is not None:
-            values[turned_off.field] = False
+        matched_flag = find_flag(flags_by_name, option)
+        switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
+        if switch_turned_off is not None:
+            flag_values[switch_turned_off.field] = False
             continue
-        if match is None:
-            if name in renamed_flags:
-                if not equals_sign and not queue:
-                    raise InputError(f"{name}: the value is missing")
-                values[keyword_of(name)] = value if equals_sign else queue.popleft()
+        if matched_flag is None:
+            if option in renamed_flags:
+                if not equals_sign and not argument_queue:
+                    raise InputError(f"{option}: the value is missing")
+                flag_values[keyword_of(option)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
-            names = {hyphenated(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
-            suggestion = suggest(hyphenated(name), names)
+            known_spellings = {
+                hyphenated(spelling): spelling
+                for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
+            }
+            suggestion = suggest(hyphenated(option), known_spellings)
             if unknown is None:
-                raise InputError(f"{name}: {title} has no such flag.{suggestion}")
-            unknown[name] = f"{title} has no such flag"
-            _take_values(queue)
+                raise InputError(f"{option}: {engine_title} has no such flag.{suggestion}")
+            unknown[option] = f"{engine_title} has no such flag"
+            _take_values(argument_queue)
             continue
-        flag = match.flag
-        flag_value = value if equals_sign else _take_value(name, flag, queue)
-        if match.keys:
-            _set_key(values, (flag.field, *match.keys), flag_value)
+        flag = matched_flag.flag
+        flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
+        if matched_flag.keys:
+            _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
         else:
-            values[flag.field] = (
-                f"{values[flag.field]},{flag_value}" if flag.repeats and flag.field in values else flag_value
+            flag_values[flag.field] = (
+                f"{flag_values[flag.field]},{flag_value}" if flag.repeats and flag.field in flag_values else flag_value
             )
-    return kept_arguments, values
+    return kept_arguments, flag_values
 
 
-def _engine_value(option: str, flag: Flag, text: str) -> str:
+def _engine_value(option: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
-    is_split = option == "--devices" and flag.kind == "text"
-    if flag.kind not in ("tokens", "number") and not is_split:
-        return text
+    divides_model = option == "--devices" and flag.kind == "text"
+    if flag.kind not in ("tokens", "number") and not divides_model:
+        return value_text
     try:
-        number = parse_length(text)
+        parsed_number = parse_length(value_text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
-    if not is_split:
-        return str(number)
-    if not 1 <= number <= MOST_DEVICES:
-        raise InputError(f"{option}: {number:,}; expected 1 to {MOST_DEVICES}")
-    return ",".join(["1"] * number)
+    if not divides_model:
+        return str(parsed_number)
+    if not 1 <= parsed_number <= MOST_DEVICES:
+        raise InputError(f"{option}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
+    return ",".join(["1"] * parsed_number)
 
 
 MOST_DEVICES = 64
@@ -377,33 +391,33 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
     return next((flag for flag in flags if flag_name in flag.off), None)
 
 
-def _take_value(flag_name: str, flag: Flag, queue: deque[str]) -> Any:
+def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
     """Removes a flag's value from the argument queue and returns the value. Raises `InputError` if missing."""
-    next_argument = queue[0].lower() if queue else ""
+    next_argument = argument_queue[0].lower() if argument_queue else ""
     if flag.kind == "switch":
-        return queue.popleft() if next_argument in ("true", "false") else True
+        return argument_queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
-        return " ".join(_take_values(queue))
+        return " ".join(_take_values(argument_queue))
     if flag.bare and next_argument not in flag.words:
         return flag.bare
-    if not queue:
+    if not argument_queue:
         raise InputError(f"{flag_name}: the value is missing")
-    return queue.popleft()
+    return argument_queue.popleft()
 
 
-def _take_values(queue: deque[str]) -> list[str]:
+def _take_values(argument_queue: deque[str]) -> list[str]:
     """Removes the arguments up to the next flag from the queue and returns them."""
-    words = []
-    while queue and not re.match(r"--?[A-Za-z]", queue[0]):
-        words.append(queue.popleft())
-    return words
+    taken_values = []
+    while argument_queue and not re.match(r"--?[A-Za-z]", argument_queue[0]):
+        taken_values.append(argument_queue.popleft())
+    return taken_values
 
 
-def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set_key(table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
-    *outer_table, last_key = keys
-    for key in outer_table:
-        if not isinstance(values.get(key), dict):
-            values[key] = {}
-        values = values[key]
-    values[last_key] = value
+    *outer_keys, last_key = nested_keys
+    for outer_key in outer_keys:
+        if not isinstance(table.get(outer_key), dict):
+            table[outer_key] = {}
+        table = table[outer_key]
+    table[last_key] = new_value

@@ -27,16 +27,18 @@ def layouts_of(
     """
     tensor_field, stage_field = server.layout_fields[:2]
     stated_tensor, stated_stages = server.flags.get(tensor_field), server.flags.get(stage_field)
-    powers = [2**i for i in range(most_devices.bit_length())]
-    sizes = [
+    powers_of_two = [2**i for i in range(most_devices.bit_length())]
+    parallel_sizes = [
         (tp, pp)
-        for tp in ([stated_tensor] if stated_tensor else [size for size in powers if size <= largest_tensor])
-        for pp in ([stated_stages] if stated_stages else powers)
+        for tp in (
+            [stated_tensor] if stated_tensor else [degree for degree in powers_of_two if degree <= largest_tensor]
+        )
+        for pp in ([stated_stages] if stated_stages else powers_of_two)
         if tp * pp <= most_devices
         and (stated_stages or pp == 1 or (has_stages and (stated_tensor or tp == largest_tensor)))
     ]
-    for tp, pp in sorted(sizes, key=lambda size: size[0] * size[1]):
-        flags = {field: size for field, size in ((tensor_field, tp), (stage_field, pp)) if size > 1}
+    for tp, pp in sorted(parallel_sizes, key=lambda degree: degree[0] * degree[1]):
+        flags = {size_field: degree for size_field, degree in ((tensor_field, tp), (stage_field, pp)) if degree > 1}
         try:
             yield flags, memory_of(server.with_flags(**flags))
         except InputError as error:

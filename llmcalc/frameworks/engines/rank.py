@@ -126,9 +126,11 @@ class EngineRank:
         """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
-        table, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
         is_mxfp4 = (
-            stored_bits == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+            stored_bits == 4 and self.preset.config is None
+            if quantization_config is None
+            else quantization_config.get("quant_method") == "mxfp4"
         )
         return "mxfp4" if is_mxfp4 else None
 
@@ -162,8 +164,8 @@ class EngineRank:
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
         include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        settings = Settings(phase="inference", **scheme_fields)
-        return static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
+        memory_settings = Settings(phase="inference", **scheme_fields)
+        return static_memory(model, memory_settings, self.preset.dtype, include, self.preset.checkpoint)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
@@ -175,8 +177,8 @@ class EngineRank:
                 for component, stored_bytes in memory_use.quantized.by_component.items()
             }
         return {
-            component: int(bytes_of(size, memory_use.dtype))
-            for component, size in memory_use.count.by_component.items()
+            component: int(bytes_of(component_bytes, memory_use.dtype))
+            for component, component_bytes in memory_use.count.by_component.items()
         }
 
     @cached_property
@@ -251,29 +253,37 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(self, draft_tokens: int = 0, factors: Mapping[str, Fraction] = SAME_FORMATS) -> list[StateCache]:
-        """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
-        transformers keep k.
+    def stored_states(
+        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = SAME_FORMATS
+    ) -> list[StateCache]:
+        """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
 
+        The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
-        factors: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
+        format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
-        kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
+        conv_kernels = {
+            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
+        }
         kept_inputs = Fraction(1)
-        if len(kernels) == 1:
-            kernel = kernels.pop()
-            kept_inputs = Fraction(kernel - 1 + draft_tokens, kernel)
+        if len(conv_kernels) == 1:
+            conv_kernel = conv_kernels.pop()
+            kept_inputs = Fraction(conv_kernel - 1 + draft_tokens, conv_kernel)
         return [
-            state._replace(
-                bytes=int(state.bytes * factors.get(state.kind, 1) * (kept_inputs if state.kind == "conv_state" else 1))
+            state_cache._replace(
+                bytes=int(
+                    state_cache.bytes
+                    * format_ratios.get(state_cache.kind, 1)
+                    * (kept_inputs if state_cache.kind == "conv_state" else 1)
+                )
             )
-            for state in self.state_caches
+            for state_cache in self.state_caches
         ]
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
-        dense, is_gated, experts = 0, False, None
+        dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
             op = tree_node.node.op
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
@@ -281,10 +291,10 @@ class EngineRank:
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
             elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
-                dense, is_gated = max(
-                    (dense, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                dense_width, is_gated = max(
+                    (dense_width, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
                 )
-        return dense, is_gated, experts
+        return dense_width, is_gated, experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
         """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
@@ -292,19 +302,21 @@ class EngineRank:
         video_factor: factor of the positions of models with positions of images and videos; 1 by default.
         is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
         """
-        positions = longest_sequence(self.preset.model) or 0
-        tables = {*rope_tables(self.preset, positions if is_scaled else None, video_factor)}
-        return sum(table.dim * (table.rows or positions) for table in tables)
+        longest_positions = longest_sequence(self.preset.model) or 0
+        rope_table_set = {*rope_tables(self.preset, longest_positions if is_scaled else None, video_factor)}
+        return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in rope_table_set)
 
     @cached_property
     def latent_projections(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
-        elements = 0
-        for mixer, count in mixers(self.preset.model):
+        projection_elements = 0
+        for mixer, layer_count in mixers(self.preset.model):
             if isinstance(mixer, MLA):
                 heads = mixer.num_attention_heads // self.layout.tp
-                elements += count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-        return elements // self.layout.pp
+                projection_elements += (
+                    layer_count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+                )
+        return projection_elements // self.layout.pp
 
 
 def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
@@ -321,16 +333,16 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
     for _, stack in spec.stacks():
-        for _, layer, count, _ in stack.groups():
+        for _, layer, layer_count, _ in stack.groups():
             for mixer in _walk_components(layer):
-                yield mixer, count
+                yield mixer, layer_count
 
 
 def _convolution_tokens(part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
-    for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
-        if (kernel := getattr(part, field, None)) is not None:
-            return int(kernel)
+    for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
+        if (kernel_size := getattr(part, kernel_field, None)) is not None:
+            return int(kernel_size)
     return 0
 
 
@@ -340,15 +352,22 @@ def architectures(preset: Preset) -> tuple[str, ...]:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
     model = preset.model
-    names = next((names for known, names in _exported_classes if known is model or known == model), None)
-    if names is None:
-        names = _classes_of_export(model)
-        _exported_classes.append((model, names))
-    return names
+    exported_class_names = next(
+        (
+            exported_class_names
+            for exported_model, exported_class_names in _exported_classes
+            if exported_model is model or exported_model == model
+        ),
+        None,
+    )
+    if exported_class_names is None:
+        exported_class_names = _classes_of_export(model)
+        _exported_classes.append((model, exported_class_names))
+    return exported_class_names
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the config that `convert` writes of a model; none if no class computes it.
+    """Returns the class names in the config that `convert` writes for a model; none without such a class.
 
     A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
     writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.
@@ -356,15 +375,15 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
     try:
         from ...sources.to_hf import find_config, wrapper_class
 
-        config = find_config(model)
-        silent_towers = {name: tower for name, tower in model.towers.items() if "audio" not in name}
-        if config is None and silent_towers != model.towers:
-            config = find_config(model.model_copy(update={"towers": silent_towers}))
-        if config is None and model.towers:
+        exported_config = find_config(model)
+        silent_towers = {tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name}
+        if exported_config is None and silent_towers != model.towers:
+            exported_config = find_config(model.model_copy(update={"towers": silent_towers}))
+        if exported_config is None and model.towers:
             return tuple(filter(None, [wrapper_class(model)]))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
-    return () if config is None else tuple(config["architectures"])
+    return () if exported_config is None else tuple(exported_config["architectures"])
 
 
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
@@ -373,8 +392,8 @@ _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
 
 def key_heads(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
-    heads = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
-    return [int(number) for number in heads if number]
+    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
+    return [int(head_count) for head_count in head_counts if head_count]
 
 
 def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
@@ -382,13 +401,13 @@ def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
     yield component
     if depth > 8:
         return
-    for field in type(component).model_fields:
-        value = getattr(component, field)
-        for item in (
+    for field_name in type(component).model_fields:
+        value = getattr(component, field_name)
+        for inner_component in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
-            if isinstance(item, Record):
-                yield from _walk_components(item, depth + 1)
+            if isinstance(inner_component, Record):
+                yield from _walk_components(inner_component, depth + 1)
 
 
 class RopeTable(NamedTuple):
@@ -406,17 +425,23 @@ def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Ite
     """
     spec, parameters = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
-        kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        scaling = parameters.get(kind, {} if "full_attention" in parameters else parameters)
-        rows = 0 if positions is None else _table_rows(scaling, positions, video_factor)
+        attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+        scaling = parameters.get(attention_kind, {} if "full_attention" in parameters else parameters)
+        table_rows = 0 if positions is None else _table_rows(scaling, positions, video_factor)
         position = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):
-            yield RopeTable(0.0, int(mixer.qk_rope_head_dim), rows)
+            yield RopeTable(0.0, int(mixer.qk_rope_head_dim), table_rows)
         elif isinstance(position, Rope):
-            head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
-            is_padded = rows and scaling.get("rope_type") == "proportional"  # also of the dimensions that stay
-            dim = head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
-            yield RopeTable(float(position.rope_theta), int(dim), rows)
+            head_dim = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
+            covers_whole_head = (
+                table_rows and scaling.get("rope_type") == "proportional"
+            )  # also of the dimensions that stay
+            rotated_dims = (
+                head_dim
+                if covers_whole_head
+                else position.rotary_dim or int(head_dim * float(position.partial_rotary_factor or 1))
+            )
+            yield RopeTable(float(position.rope_theta), int(rotated_dims), table_rows)
 
 
 def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -> int:
@@ -426,12 +451,16 @@ def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -
     multiples of the original ones; LongRoPE has a table for either.
     """
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
-    rows: float = positions
-    if rope_type in ("linear", "dynamic") and isinstance(factor, int | float):
-        rows = positions * factor
-    elif rope_type in ("yarn", "deepseek_yarn") and isinstance(factor, int | float) and isinstance(original, int):
-        rows = original * factor
-    elif rope_type == "longrope" and isinstance(original, int):
-        rows = positions + original
-    return int(rows) * (video_factor if "mrope_section" in scaling else 1)
+    scaling_factor, original_positions = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    scaled_rows: float = positions
+    if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
+        scaled_rows = positions * scaling_factor
+    elif (
+        rope_type in ("yarn", "deepseek_yarn")
+        and isinstance(scaling_factor, int | float)
+        and isinstance(original_positions, int)
+    ):
+        scaled_rows = original_positions * scaling_factor
+    elif rope_type == "longrope" and isinstance(original_positions, int):
+        scaled_rows = positions + original_positions
+    return int(scaled_rows) * (video_factor if "mrope_section" in scaling else 1)

@@ -27,18 +27,22 @@ USUAL_ENGINE = "vllm"
 def engine(name: str) -> Engine:
     """Returns the registry record of an engine. Raises `InputError` for an unknown name."""
     if name not in FOLDERS:
-        names = list(FOLDERS)
-        raise InputError(f"--engine: '{name}' is not known; expected one of {', '.join(names)}.{suggest(name, names)}")
+        engine_names = list(FOLDERS)
+        raise InputError(
+            f"--engine: '{name}' is not known; expected one of {', '.join(engine_names)}.{suggest(name, engine_names)}"
+        )
     record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
     return record
 
 
-def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
+def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
-    name, equals_signs, version = text.partition("==")
-    if not equals_signs and "=" in name and name.partition("=")[0].strip().lower() in FOLDERS:
-        raise InputError(f"--engine {text}: one sign of two; expected such as {name.replace('=', '==')}")
-    engine_record = engine(name.strip().lower())
+    engine_name, equals_signs, version = engine_text.partition("==")
+    if not equals_signs and "=" in engine_name and engine_name.partition("=")[0].strip().lower() in FOLDERS:
+        raise InputError(f"--engine {engine_text}: one sign of two; expected such as {engine_name.replace('=', '==')}")
+    serving_engine = engine(engine_name.strip().lower())
     if equals_signs and not version.strip():
-        raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
-    return engine_record, engine_record.version(version.strip())
+        raise InputError(
+            f"--engine {engine_text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
+        )
+    return serving_engine, serving_engine.version(version.strip())

@@ -17,7 +17,7 @@ from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .engine import EngineVersion, Term
 from .flags import AUTO_WORDS
-from .receipt import RECEIPT_FIELD, Receipt
+from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .registry import engine
 from .versions import Numbers, numbers_of
 
@@ -67,7 +67,7 @@ class EngineServer:
         return replace(self, flags={**self.flags, **changed_flags})
 
     @property
-    def numbers(self) -> Numbers:
+    def version_numbers(self) -> Numbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
         return numbers_of(self.version.version)
 
@@ -79,10 +79,10 @@ class EngineServer:
     @property
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
-        name = self.flags.get("dtype", "auto")
-        if name == "auto" and self.halves_float32 and self.published_dtype == "float32":
+        dtype_word = self.flags.get("dtype", "auto")
+        if dtype_word == "auto" and self.halves_float32 and self.published_dtype == "float32":
             return "bfloat16"
-        dtype = DTYPE_WORDS.get(name, name)
+        dtype = DTYPE_WORDS.get(dtype_word, dtype_word)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
     @property
@@ -95,21 +95,21 @@ class EngineServer:
         """The number of pipeline stages of the server."""
         return int(self.flags.get(self.layout_fields[1], 1))
 
-    def stage_layers(self, order: Iterable[int]) -> tuple[int, ...] | None:
+    def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
         """Returns the layers of each pipeline stage; None if all have the same number.
 
-        order: the stages in the order in which they get one of the layers that an equal division leaves.
+        stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
         """
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
+        layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layer_count < self.pp:
             raise InputError(
-                f"{engine(self.name).typed(self.layout_fields[1])} {self.pp}: the model has {layers} layers"
+                f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
             )
-        sizes = [layers // self.pp] * self.pp
-        for stage in list(order)[: layers % self.pp]:
-            sizes[stage] += 1
-        return None if len(set(sizes)) == 1 else tuple(sizes)
+        layers_per_stage = [layer_count // self.pp] * self.pp
+        for stage_number in list(stage_order)[: layer_count % self.pp]:
+            layers_per_stage[stage_number] += 1
+        return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
     @property
     def element_bytes(self) -> int:
@@ -124,29 +124,31 @@ class EngineServer:
     @property
     def cached_element_bytes(self) -> int:
         """The bytes of one element of the KV cache, by the flag or by the checkpoint's cache scheme."""
-        word = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
-        if word not in AUTO_WORDS:
-            return 1 if word.startswith("fp8") else 2
-        scheme = self.preset.stored_as
-        is_fp8 = scheme is not None and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
+        cache_format = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
+        if cache_format not in AUTO_WORDS:
+            return 1 if cache_format.startswith("fp8") else 2
+        stored_scheme = self.preset.stored_as
+        is_fp8 = stored_scheme is not None and (
+            stored_scheme.get("kv_cache_scheme") or stored_scheme.get("kv_cache_quant_algo")
+        )
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
-    def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
+    def scheme_of(self, scheme_word: str, schemes_by_word: Mapping[str, str]) -> str | None:
         """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
 
-        word: the flag's value. schemes: value → scheme of a checkpoint that states none.
+        scheme_word: the flag's value. schemes_by_word: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
         has_scheme = self.preset.stored_as is not None
-        if word == "none" or has_scheme:
+        if scheme_word == "none" or has_scheme:
             return None
-        if word not in schemes:
+        if scheme_word not in schemes_by_word:
             raise InputError(
-                f"--quantization {word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
+                f"--quantization {scheme_word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
             )
-        return schemes[word]
+        return schemes_by_word[scheme_word]
 
     @property
     def longest_request(self) -> int:
@@ -165,43 +167,43 @@ class EngineServer:
     @property
     def assumed(self) -> dict[str, Any]:
         """Flag name → default value, for each flag that the user did not type."""
-        engine_record = engine(self.name)
+        serving_engine = engine(self.name)
         return {
-            engine_record.typed(flag_name): value
-            for flag_name, value in self.defaults.items()
+            serving_engine.spelling(flag_name): default_value
+            for flag_name, default_value in self.defaults.items()
             if flag_name not in self.flags
         }
 
     @property
     def settings(self) -> dict[str, Any]:
         """Flag name → effective value, with the parallel sizes and without the measured sizes."""
-        values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: value for flag_name, value in values.items() if flag_name != RECEIPT_FIELD}
+        effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
+        return {flag_name: value for flag_name, value in effective_values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """Logged sizes in bytes by name, measured with this server's flags."""
-        receipt: Receipt | None = self.flags.get(RECEIPT_FIELD)
+        receipt: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if receipt is None:
             return {}
         return {
-            name: size
-            for name, size in receipt.terms.items()
-            if name in self.decided_by
-            and not receipt.differing_names((*self.layout_fields, *self.decided_by[name]), self.settings)
+            term_name: logged_bytes
+            for term_name, logged_bytes in receipt.terms.items()
+            if term_name in self.decided_by
+            and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
-    def measured_or_computed(self, name: str, computed_bytes: int) -> int:
+    def measured_or_computed(self, term_name: str, computed_bytes: int) -> int:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
-        return self.receipt_terms.get(name, computed_bytes)
+        return self.receipt_terms.get(term_name, computed_bytes)
 
     def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
             return memory_terms
-        file = self.flags[RECEIPT_FIELD].file
+        log_name = self.flags[RECEIPT_FIELD].file
         return tuple(
-            term._replace(status="measured", source=file, origin=_measured_origin(term, file))
+            term._replace(status="measured", source=log_name, origin=_measured_origin(term, log_name))
             if term.name in self.receipt_terms
             else term
             for term in memory_terms

@@ -18,36 +18,36 @@ PLAIN_BITS = 16
 
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
-    names = (preset.target, preset.name, *preset.aliases)
-    return None if preset.changes else next((name for name in names if is_hub_id(name)), None)
+    possible_names = (preset.target, preset.name, *preset.aliases)
+    return None if preset.changes else next((name for name in possible_names if is_hub_id(name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
-    """Returns the command that starts a replica with these flags; None if no command does: without published weights,
-    and for a scheme of `--quantize` that the engine does not apply when it loads them, or not to quantized ones.
+    """Returns the command that starts a replica with these flags; None if no command does.
 
-    flags: field name → value, as of `Engine.memory_on`.
+    That is so without published weights, and for a scheme of `--quantize` that the engine does not apply when it loads
+    weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`.
     """
-    model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
+    draft_or_model, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
     if quantize is not None and (preset.stored_as is not None or DTYPE_BITS.get(preset.dtype, 16) < PLAIN_BITS):
         return None  # an engine applies a scheme to plain weights alone
-    if model is None or scheme_flags is None or not engine.start:
+    if draft_or_model is None or scheme_flags is None or not engine.start:
         return None
-    repository, _, revision = model.partition("@")
-    words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
+    repository, _, revision = draft_or_model.partition("@")
+    command_words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
     try:
-        for name, value in {**flags, **scheme_flags}.items():
-            words += [engine.typed(name), *([] if value is True else [_typed_value(value)])]
+        for flag_name, flag_value in {**flags, **scheme_flags}.items():
+            command_words += [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]
     except LookupError:
         return None
-    return shlex.join(words)
+    return shlex.join(command_words)
 
 
-def _typed_value(value: Any) -> str:
+def _typed_value(flag_value: Any) -> str:
     """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
-    if isinstance(value, Preset):
-        return _draft_id(value)
-    return json.dumps(value, default=_draft_id) if isinstance(value, (dict, list)) else str(value)
+    if isinstance(flag_value, Preset):
+        return _draft_id(flag_value)
+    return json.dumps(flag_value, default=_draft_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
 
 
 def _draft_id(draft: Preset) -> str:

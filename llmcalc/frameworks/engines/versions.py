@@ -25,7 +25,7 @@ def numbers_of(version: str) -> Numbers:
     )
     if match is None:
         raise InputError(f"--engine: {shown(version)} is not a version; expected numbers such as 0.19 or 0.9.2")
-    return tuple(int(number) for number in match[1].split("."))
+    return tuple(int(part) for part in match[1].split("."))
 
 
 class VersionRange(Record):
@@ -60,8 +60,8 @@ class MeasuredOverhead(Record):
         """The source of the overhead in words: the number of logs, and the accelerators."""
         if not self.logs:
             return "an assumption"
-        where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
-        return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
+        accelerator_text = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
+        return f"{self.logs} log{'s' * (self.logs > 1)}{accelerator_text}"
 
 
 class MeasuredContext(MeasuredOverhead):
@@ -79,9 +79,9 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
+def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
@@ -92,7 +92,7 @@ class RuleRange(VersionRange):
     function: str
 
     @property
-    def place(self) -> str:
+    def source_place(self) -> str:
         """The engine's source file and function that state the memory rules."""
         return f"{self.source}, {self.function}"
 
@@ -104,9 +104,10 @@ RuleType = TypeVar("RuleType", bound=RuleRange)
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
     """Returns the ranges that contain a version, in order."""
     return [
-        candidate
-        for candidate in ranges
-        if candidate.first_version <= version and (candidate.end_version is None or version < candidate.end_version)
+        version_range
+        for version_range in ranges
+        if version_range.first_version <= version
+        and (version_range.end_version is None or version < version_range.end_version)
     ]
 
 
@@ -136,19 +137,19 @@ class EngineRecord(Record, Generic[RuleType]):
         Raises `InputError` for a version that is older than all ranges.
         """
         version = version_text.removeprefix("v") or self.newest
-        numbers = numbers_of(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= numbers]
+        version_numbers = numbers_of(version)
+        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} or "
                 "newer"
             )
-        note = ""
+        remark = ""
         if not version_text:
-            note = f"no version is named: {self.title} {self.newest}, the newest that was read"
-        elif numbers > numbers_of(self.newest):
-            note = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
-        return EngineVersion(version, earlier_rules[-1].start, note)
+            remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
+        elif version_numbers > numbers_of(self.newest):
+            remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+        return EngineVersion(version, earlier_rules[-1].start, remark)
 
 
 RecordType = TypeVar("RecordType", bound=Record)
@@ -156,5 +157,5 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 def read_engine_record(record_class: type[RecordType], name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
-    path = presets_dir() / "engines" / f"{name}.toml"
-    return validate(record_class, parse_toml(read_text(path), path.name), path.name)
+    toml_path = presets_dir() / "engines" / f"{name}.toml"
+    return validate(record_class, parse_toml(read_text(toml_path), toml_path.name), toml_path.name)

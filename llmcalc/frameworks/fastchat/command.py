@@ -85,22 +85,22 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
-    name = _script_name(command_line)
+    script_name = _script_name(command_line)
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reader, _trainer_arguments(reader, config, name, target), target)
+        return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, target), target)
 
 
-def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:
-    script = SCRIPTS[name]
+def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, target: str) -> dict[str, Any]:
+    script = SCRIPTS[script_name]
     reader.ignored += [key for key in config if key in IGNORED]
     table = {key: value for key, value in config.items() if key not in IGNORED and key not in READ}
     table.pop("model_name_or_path", None)
-    table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(name, 512))
+    table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
     if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
-        table["deepspeed"] = reader.fetched("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
+        table["deepspeed"] = reader.fetch_tables("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
     table["optim"] = reader.value(config, "optim", "adamw_torch")
     if script.flash:
         table["attn_implementation"] = "flash_attention_2"
@@ -115,12 +115,12 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], name: str, 
             "lora_target_modules": reader.value(config, "lora_target_modules", list(script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
-        if name == "finetune" and not quantized and "chat" not in target.lower():
+        if script_name == "finetune" and not quantized and "chat" not in target.lower():
             table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             reader.notes.append("a base model: the embedding and the head are trained beside the adapters")
         if quantized:
             table["load_in_4bit"] = True
             table["torch_dtype"] = "float16" if config.get("fp16") is True else "bfloat16"
-            if name == "finetune":
+            if script_name == "finetune":
                 reader.notes.append("--q_lora: weights in GPTQ's 4 bits are counted as NF4, which differs in scales")
     return table

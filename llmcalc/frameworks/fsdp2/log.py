@@ -19,18 +19,18 @@ PATTERNS = (
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns torchtitan's memory measurements from a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
-    memory_terms = log_values.largest("after_model", "peak_reserved")
+    memory_terms = log_values.largest_terms("after_model", "peak_reserved")
     if not memory_terms:
         return None
     if "params" in log_values:
-        params = log_values.counts("params")[-1]
+        params = log_values.whole_numbers("params")[-1]
         memory_terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
     return LogReading(
         "torchtitan",
         "torchtitan",
         tuple(memory_terms),
-        model=log_values.text("model"),
-        device=log_values.text("gpu"),
+        model=log_values.last_text("model"),
+        device=log_values.last_text("gpu"),
         total=log_values.last_size("total"),
         oom_flag="--training.local_batch_size",
     )

@@ -23,7 +23,7 @@ from ...simulator.meter import Place
 from ...simulator.profiles.context_parallel import RingAttention
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
-from .param_groups import Group, Parameter, Traffic
+from .param_groups import CommunicationState, Group, Parameter
 
 
 class Layer(NamedTuple):
@@ -73,16 +73,16 @@ class FsdpProfile(RingAttention):
     sharded: the parameters by their paths, in the order of their first use.
     """
 
-    traffic: Traffic | None = None
+    traffic: CommunicationState | None = None
     layer_paths: Collection[str] = ()
     splits: bool = False
 
-    def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from this call on.
 
         splits: whether embedding and head are separate groups.
         """
-        self.traffic: Traffic = communication
+        self.traffic: CommunicationState = communication
         self.layer_paths: Collection[str] = layer_paths
         self.splits = splits
         self.groups: dict[Layer, Group] = {MODEL: Group(communication, "", reshards=False)}
@@ -106,40 +106,40 @@ class FsdpProfile(RingAttention):
             if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD
         ]
 
-    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.traffic is not None
         sharding = self.traffic.sharding
-        if key in self.buffers:
+        if parameter_key in self.buffers:
             shard_format = sharding.frozen_dtype or sharding.dtype
             return empty(
                 self.graph.meter, template.shape, shard_format if template.dtype is self.dtype else template.dtype
             )
         if not template.shape:
-            raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
-        layer = self.parameter_layer(key)
+            raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
+        layer = self.parameter_layer(parameter_key)
         if sharding.experts is not None and len(template.shape) == 3 and layer.layer_index >= 0:
             layer, sharding = layer._replace(has_experts=True), sharding.experts
-        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(key, template)
+        is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
         width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
-        parameter = self.sharded[key] = Parameter(
-            self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
+        parameter = self.sharded[parameter_key] = Parameter(
+            self.graph.meter, parameter_key, template, sharding, width, self.has_partial_gradient(parameter_key)
         )
         if layer not in self.groups:
-            name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
-            self.groups[layer] = Group(self.traffic, name, layer != HEAD, sharding)
+            group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
+            self.groups[layer] = Group(self.traffic, group_name, layer != HEAD, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
-    def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the sharded 4-bit codes of a quantized weight; the unsharded scales are on every rank.
+    def _new_quantised_weight(self, group_name: str, rows: Number, columns: Number) -> Tensor:
+        """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
         assert self.adapters is not None
         codes = ceil_div(rows * columns, 2)
-        path = (*self.module_path(), f"{name}.weight")
-        scales = (*path[:-1], f"{name}.quant_state")
+        path = (*self.module_path(), f"{group_name}.weight")
+        scales = (*path[:-1], f"{group_name}.quant_state")
         self.buffers.add(scales)
         self.parameter(scales, (self.adapters.stored_bytes(rows, columns) - codes,), UINT8, trained=False)
         return self.parameter(path, (codes,), UINT8, trained=False)
@@ -150,11 +150,11 @@ class FsdpProfile(RingAttention):
         float8 = self.traffic.sharding.float8
         if float8 is None or not float8.gathers or len(template.shape) != 2:
             return False
-        name = self.parameter_name(key).removesuffix(".weight")
-        if name == EMBEDDING.path:
+        layer_name = self.parameter_name(key).removesuffix(".weight")
+        if layer_name == EMBEDDING.path:
             return False
         rows, columns = self.unsharded_shape(key, template.shape)
-        return float8.converts(torchtitan_name(name), rows, columns)
+        return float8.converts(torchtitan_name(layer_name), rows, columns)
 
     def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
@@ -166,22 +166,22 @@ class FsdpProfile(RingAttention):
 
     def prepare_unread(self, program: Flow) -> None:
         """Creates the shards of parameters that no pass reads."""
-        for name, parameter_use, _ in unused_modules(program.root):
+        for module_name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
-                raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", name)
+                raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", module_name)
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """The path and the shard of every trained parameter."""
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
-        if self.traffic is not None and key in self.sharded:
-            layer = self.parameter_layer(key)
+        if self.traffic is not None and parameter_key in self.sharded:
+            layer = self.parameter_layer(parameter_key)
             if layer.layer_index >= 0 and layer != self.current_layer:
-                raise self.unsupported(SHARED_LAYERS, self.parameter_name(key))
-        return super().parameter(key, shape, dtype, trained)
+                raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
+        return super().parameter(parameter_key, shape, dtype, trained)
 
     def parameter_layer(self, key: Path) -> Layer:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
@@ -205,7 +205,7 @@ class FsdpProfile(RingAttention):
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs at the moment; `MODEL` outside of layers."""
+        """The layer that runs at the moment, or `MODEL` outside of layers."""
         names: list[str] = []
         for module_call in self.frames[1:]:
             names += [module_call.scope.name] if module_call.scope.name else []
@@ -229,46 +229,46 @@ class FsdpProfile(RingAttention):
         """Runs the program between all-gather and release of the root group."""
         if self.traffic is None:
             return super().run(program)
-        group = self.groups.get(MODEL)
-        if group is not None:
+        root_group = self.groups.get(MODEL)
+        if root_group is not None:
             stage_input = self.inputs.get(ENTRY) if program.entry is not None else None
-            gathered_entry = group.pre_forward(stage_input)
+            gathered_entry = root_group.pre_forward(stage_input)
             if gathered_entry is not None:
                 self.inputs[ENTRY] = gathered_entry
             del stage_input, gathered_entry
         output = super().run(program)
-        if group is not None:
-            group.post_forward([output, *self.further_outputs], is_last_group=True)
+        if root_group is not None:
+            root_group.post_forward([output, *self.further_outputs], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
         return output
 
     def step(self, operation: Step) -> None:
-        """Runs an operation of the program; the embedding may be a separate group."""
+        """Runs an operation of the program, for an embedding with the all-gather of its FSDP group."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(operation)
             return
-        group = self.groups[EMBEDDING]
-        group.pre_forward(None)
+        embedding_group = self.groups[EMBEDDING]
+        embedding_group.pre_forward(None)
         super().step(operation)
-        group.post_forward([self.tensor_of(operation.outs[0])])
+        embedding_group.post_forward([self.tensor_of(operation.outs[0])])
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module of the program; the output head may be a separate group."""
+        """Runs a module of the program, for an output head with the all-gather of its FSDP group."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
             super().module(module_call)
             return
         assert module_scope.argument is not None
         assert module_scope.output is not None
-        group = self.groups[HEAD]
+        head_group = self.groups[HEAD]
         if module_scope.name == self.in_head[0]:
-            cast_input = group.pre_forward(self.tensor_of(module_scope.argument))
+            cast_input = head_group.pre_forward(self.tensor_of(module_scope.argument))
             assert cast_input is not None
             self.values[id(module_scope.argument)] = cast_input
         super().module(module_call)
         if module_scope.name == self.in_head[-1]:
-            group.post_forward([self.tensor_of(module_scope.output)])
+            head_group.post_forward([self.tensor_of(module_scope.output)])
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs a layer between all-gather and release of the layer's group."""
@@ -282,13 +282,13 @@ class FsdpProfile(RingAttention):
         groups = groups_of_layer(self.groups, layer)
         outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, path)
         cast_input: Tensor | None = x
-        for group in groups:
-            cast_input = group.pre_forward(cast_input)
+        for parameter_group in groups:
+            cast_input = parameter_group.pre_forward(cast_input)
         assert cast_input is not None
         output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
-        for group in groups:
-            group.post_forward([output])
+        for parameter_group in groups:
+            parameter_group.post_forward([output])
         memory_meter.place = outer_place
         return output
 
@@ -301,18 +301,18 @@ class FsdpProfile(RingAttention):
         Source: torchtitan, models/common/token_dispatcher.py, `AllToAllTokenDispatcher.dispatch`. Routing is even.
         """
         super().do_dispatch(operation)
-        value = operation.outs[0]
-        if self.sends_rows and operation.ins[0].rows != value.rows:
-            received = self._exchange(self.by_row(self.tensor_of(value), len(value.axes)))
-            self.store_tensor(value, self._reordered(received))
+        dispatched_rows = operation.outs[0]
+        if self.sends_rows and operation.ins[0].rows != dispatched_rows.rows:
+            received = self._exchange_rows(self.by_row(self.tensor_of(dispatched_rows), len(dispatched_rows.axes)))
+            self.store_tensor(dispatched_rows, self._reorder_rows(received))
 
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' rows back, in the order in which they came."""
         if self.sends_rows:
-            value = operation.ins[0]
-            rows = self.by_row(self.tensor_read_by(operation, value), len(value.axes))
-            self.values[id(value)] = self._exchange(self._reordered(rows))
+            expert_rows = operation.ins[0]
+            rows = self.by_row(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
+            self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(rows))
         super().do_combine(operation)
 
     @property
@@ -320,12 +320,12 @@ class FsdpProfile(RingAttention):
         """Whether ranks divide the experts."""
         return self.traffic is not None and self.traffic.sharding.experts is not None
 
-    def _reordered(self, rows: Tensor) -> Tensor:
+    def _reorder_rows(self, rows: Tensor) -> Tensor:
         """Returns rows in another order, by an index that autograd keeps."""
         return self.t.index_select(rows, self.t.new_tensor((rows.shape[0],), INT64))
 
-    def _exchange(self, rows: Tensor) -> Tensor:
-        """Returns the rows that an all-to-all receives; its backward pass is another one."""
+    def _exchange_rows(self, rows: Tensor) -> Tensor:
+        """Returns the rows that an all-to-all receives, whose gradient another all-to-all sends back."""
         return record(
             self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
         )
@@ -334,13 +334,13 @@ class FsdpProfile(RingAttention):
 def groups_of_layer(groups: Mapping[Layer, Group], layer: Layer) -> list[Group]:
     """Returns the groups of a layer in the order in which they are gathered: its experts are the last one."""
     layer_keys = (layer, layer._replace(has_experts=True))
-    return [groups[key] for key in layer_keys if key in groups]
+    return [groups[group_key] for group_key in layer_keys if group_key in groups]
 
 
-def torchtitan_name(name: str) -> str:
-    """Returns torchtitan's path of a linear layer; other paths stay unchanged."""
-    *parent_names, last_name = name.split(".")
-    return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else name
+def torchtitan_name(layer_path: str) -> str:
+    """Returns torchtitan's path of a linear layer, and other paths unchanged."""
+    *parent_names, last_name = layer_path.split(".")
+    return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else layer_path
 
 
 def layer_norm_names(program: Flow) -> frozenset[str]:
@@ -366,7 +366,7 @@ def module_order_key(
     for path in paths:
         module_positions.setdefault(_module_of(path), len(module_positions))
 
-    def key(parameter: Parameter) -> tuple[bool, int, bool]:
+    def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
         layer_index = next(
             (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
         )
@@ -375,10 +375,10 @@ def module_order_key(
         )
         return is_late, module_positions[_module_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
 
-    return key
+    return position_in_module_order
 
 
 def _module_of(path: Path) -> Path:
     """Returns the path of a parameter's module."""
-    *parent_path, name = path
-    return (*parent_path, str(name).rpartition(".")[0])
+    *parent_path, parameter_name = path
+    return (*parent_path, str(parameter_name).rpartition(".")[0])

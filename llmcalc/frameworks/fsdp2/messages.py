@@ -30,25 +30,25 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in replicated_weights.weights:
         rows, *other_sizes = weight.tensor.shape
-        size = shard_rows(rows, ranks.shards, 0) * ranks.shards
+        elements = shard_rows(rows, ranks.shards, 0) * ranks.shards
         for axis_size in other_sizes:
-            size *= axis_size
-        name, indices = weight.path[0]
-        if name not in ("layers", MTP.name):
-            outside_parameters += size
+            elements *= axis_size
+        stack_name, indices = weight.path[0]
+        if stack_name not in ("layers", MTP.name):
+            outside_parameters += elements
             continue
         layers = tuple(indices or ())
-        previous_elements, _ = sizes.get((name, *layers), (0, 0))
-        sizes[name, *layers] = previous_elements + size * (weight.count // len(layers)), len(layers)
+        previous_elements, _ = sizes.get((stack_name, *layers), (0, 0))
+        sizes[stack_name, *layers] = previous_elements + elements * (weight.count // len(layers)), len(layers)
     passes = replicated_weights.chunk.batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
-    for size, count, repetitions in [
-        *((size, count, gathers_per_step) for size, count in sizes.values()),
+    for elements, layer_count, repetitions in [
+        *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes.values()),
         (outside_parameters, 1, 1),
     ]:
-        yield ranks.message("all_gather", size * replicated_weights.width, count * repetitions * passes)
-        yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
-        yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)
+        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * repetitions * passes)
+        yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * passes)
+        yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * passes)
 
 
 def gradient_rules() -> GradientRules:

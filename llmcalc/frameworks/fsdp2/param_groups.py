@@ -76,9 +76,9 @@ class GatheredStorage(Storage):
 
     __slots__ = ()
 
-    def __init__(self, memory_meter: Meter, size: int) -> None:
+    def __init__(self, memory_meter: Meter, storage_bytes: int) -> None:
         self.meter: Meter = memory_meter
-        self.bytes: int = size
+        self.bytes: int = storage_bytes
         self.block: Any = None
 
     def fill(self) -> None:
@@ -155,7 +155,7 @@ class Parameter:
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
-class Traffic:
+class CommunicationState:
     """The communication state and collectives shared by all groups of a model (`FSDPCommContext`).
 
     last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
@@ -191,7 +191,7 @@ class Traffic:
             yield
 
     @contextmanager
-    def call_watched(self, parameter_group: Group, moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: Group, moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(parameter_group, moment, False)
@@ -231,8 +231,10 @@ class Group:
     prefetches_previous: whether the backward pass gathers the previous group ahead, true by default.
     """
 
-    def __init__(self, communication: Traffic, name: str, reshards: bool, sharding: Sharding | None = None) -> None:
-        self.traffic: Traffic = communication
+    def __init__(
+        self, communication: CommunicationState, name: str, reshards: bool, sharding: Sharding | None = None
+    ) -> None:
+        self.traffic: CommunicationState = communication
         self.sharding: Sharding = sharding or communication.sharding
         self.prefetches_previous: bool = True
         self.name: str = name
@@ -281,15 +283,15 @@ class Group:
     def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.sharding
-        size = self.gather_bytes
+        shard_bytes = self.gather_bytes
         with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
             if sharding.shards == 1:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
-                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, size * sharding.shards)
+                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, shard_bytes * sharding.shards)
             )
-            return Storage(traffic.meter, size * sharding.shards)
+            return Storage(traffic.meter, shard_bytes * sharding.shards)
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
@@ -324,7 +326,7 @@ class Group:
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
-        """Allocates an unsharded parameter; a single rank casts the shard first."""
+        """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
         sharding = self.sharding
         if sharding.shards == 1 and sharding.offloads:
             with counted_as(self.traffic.meter, "communication"):
@@ -349,15 +351,15 @@ class Group:
 
         The gradient of that input is computed after all gradients of the group.
         """
-        with self.traffic.call_watched(self, "pre-forward"):
+        with self.traffic.watch_hook(self, "pre-forward"):
             self.state = "pre-forward"
             graph = self.traffic.graph
             if x is not None and x.dtype.floating:
                 x = Aten(graph).to(x, self.traffic.sharding.gathered_dtype)
             self.unshard(forward=True)
             self.wait_for_unshard(forward=True)
-            for group in self.forward_prefetch:
-                group.unshard(forward=True)
+            for next_group in self.forward_prefetch:
+                next_group.unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
@@ -373,7 +375,7 @@ class Group:
         outputs: the outputs of the modules, whose gradients start the group's backward pass.
         is_last_group: whether the forward pass ends here, and with it the last all-gather.
         """
-        with self.traffic.call_watched(self, "post-forward"):
+        with self.traffic.watch_hook(self, "post-forward"):
             if self.reshards:
                 self.reshard()
             self.forward_positions.append(len(self.traffic.forward_order))
@@ -389,20 +391,20 @@ class Group:
         """Runs before the group's backward pass: all-gathers, and prefetches the next group."""
         if self.state == "pre-backward":
             return
-        with self.traffic.call_watched(self, "pre-backward"):
+        with self.traffic.watch_hook(self, "pre-backward"):
             self.state = "pre-backward"
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
             forward_order = self.traffic.forward_order
-            index = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
-            if index > 0 and self.prefetches_previous:
-                forward_order[index - 1].unshard(forward=False)
-        for group in self.backward_prefetch:
-            group.unshard(forward=False)
+            position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
+            if position > 0 and self.prefetches_previous:
+                forward_order[position - 1].unshard(forward=False)
+        for next_group in self.backward_prefetch:
+            next_group.unshard(forward=False)
 
     def post_backward(self) -> None:
         """Runs after the group's backward pass: reduces gradients, or accumulates them."""
-        with self.traffic.call_watched(self, "post-backward"):
+        with self.traffic.watch_hook(self, "post-backward"):
             self.state = "post-backward"
             for parameter in self.parameters:
                 if parameter.accumulated_grad is not None:
@@ -458,7 +460,7 @@ class Group:
         return gradient
 
     def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
-        """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
+        """Returns the all-reduce of a gradient over the tensor-parallel ranks. gradient_bytes: bytes."""
         return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
 
     def _foreach_reduce(
@@ -472,9 +474,9 @@ class Group:
         elements = sum(parameter.shard_elements for parameter in with_grad)
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
-        size = elements * sharding.reduce_dtype.bytes
+        buffer_bytes = elements * sharding.reduce_dtype.bytes
         with counted_as(traffic.meter, "communication"):
-            reduce_scatter_input = Storage(traffic.meter, size * sharding.shards)
+            reduce_scatter_input = Storage(traffic.meter, buffer_bytes * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
         makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in with_grad)
@@ -483,15 +485,15 @@ class Group:
             traffic.communication_stream(REDUCE),
             counted_as(traffic.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
-            reduce_output = Storage(traffic.meter, size)
+            reduce_output = Storage(traffic.meter, buffer_bytes)
             if sharding.shards > 1:
-                whole_bytes = size * sharding.shards
+                whole_bytes = buffer_bytes * sharding.shards
                 traffic.collectives.append(
                     Collective(self.name, "reduce_scatter", "dp", sharding.shards, True, whole_bytes)
                 )
             if sharding.replicas > 1:
                 traffic.collectives.append(
-                    Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, size)
+                    Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, buffer_bytes)
                 )
                 all_reduce_input = reduce_output
         if casts_gradients:

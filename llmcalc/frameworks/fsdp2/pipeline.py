@@ -26,13 +26,13 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Meter, Place
-from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
+from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun, RankSetup
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, Group, Parameter, Traffic
+from .param_groups import ALL_REDUCE, CommunicationState, Group, Parameter
 from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
@@ -87,12 +87,12 @@ class ShardedChunk(Chunk):
 
     def __init__(self, setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         super().__init__(setup, stage, memory_meter)
-        self.lowering.ring = ring_of(setup.layout, setup.rank)
+        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
         self.fsdp: Fsdp = setup.fsdp
         self.reshard: bool = setup.layout.reshard
         other_streams = ALL_REDUCE * stage.chunk
         rank_sharding = sharding(setup.training, setup.layout, setup.rank, setup.fsdp)
-        self.traffic: Traffic = Traffic(self.graph, rank_sharding, other_streams)
+        self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(setup.spec)]
         if setup.fsdp.splits and (reason := head_sharing_reason(setup.spec, setup.training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
@@ -124,9 +124,9 @@ class ShardedChunk(Chunk):
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = Place("forward")
-            args = self.lowering.enter(self.program)
-            if args is not None:
-                self.lowering.inputs[ENTRY] = args
+            stage_inputs = self.lowering.enter(self.program)
+            if stage_inputs is not None:
+                self.lowering.inputs[ENTRY] = stage_inputs
             self.run_layers()
             self.lowering.inputs.pop(ENTRY, None)
 
@@ -144,7 +144,7 @@ class ShardedChunk(Chunk):
         return output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`; older torch versions keep the sent gradient."""
+        """Runs the backward pass of micro-batch `i`, after which older torch versions keep the sent gradient."""
         grads_input = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and grads_input is not None:
             self.received[i].grad = grads_input
@@ -251,7 +251,7 @@ class ShardedRank(RankRun):
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = part_of_sequence(layout, setup.training.seq)
+        rank_tokens = tokens_of_rank(layout, setup.training.seq)
         training = replace(setup.training, seq=rank_tokens, microbatches=microbatches)
         super().__init__(replace(setup, training=training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
@@ -270,7 +270,7 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; schedules after the second repeat the second."""
+        """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
@@ -289,12 +289,12 @@ class ShardedRank(RankRun):
         if not self.active:
             return
         previous_chunks, active_chunks = self.active[i - 1] if i else (), self.active[i]
-        for index in previous_chunks:
-            if index not in active_chunks:
-                self.chunks[index].reshard_all()
-        for index in active_chunks:
-            if index not in previous_chunks:
-                self.chunks[index].unshard()
+        for chunk_index in previous_chunks:
+            if chunk_index not in active_chunks:
+                self.chunks[chunk_index].reshard_all()
+        for chunk_index in active_chunks:
+            if chunk_index not in previous_chunks:
+                self.chunks[chunk_index].unshard()
         self.chunks[self.order[i][1]].wait_for_unshard()
 
     def update(self) -> None:

@@ -62,10 +62,10 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the position of a pass in its schedule, at most 2; plus 3 after the first schedule."""
+        """Returns the position of a pass in its schedule, at most 2, plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
-    def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case of a forward pass; passes with equal cases have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
@@ -92,7 +92,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.starts: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             without_storage(i, parameter.unsharded_param)
@@ -100,7 +100,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._outputs(chunk, output), *gathered_parameters]
+        return [*super()._surviving_outputs(chunk, output), *gathered_parameters]
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
@@ -120,14 +120,14 @@ class PlayedPasses(SchedulePasses, PassPlayer):
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass and assigns storages to gathered parameters."""
-        pass_trace, base = self._play(chunk, pass_case, pass_id)
+        pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
         (_, out), *gathered_outputs = pass_trace.outputs
         for i, output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
-            storage.block = Block(output.bytes, output.kind, base + output.number)
-        return out.tensor(out.storage(self.meter, base))
+            storage.block = Block(output.bytes, output.kind, first_storage + output.number)
+        return out.tensor(out.storage(self.meter, first_storage))
 
 
 class AccumulatedGradient:
@@ -193,30 +193,30 @@ def played_stage(setup: ShardedSetup, expandable: bool, rehearsals: Rehearsals) 
         return None
     training_run.set_up()
     parameters = [model_chunk.gathered() for model_chunk in training_run.chunks]
-    shards = tuple(parameter.shard.shape for group in parameters for parameter in group)
+    shards = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
     coordinates = layout.coordinates(setup.rank)
-    key = (shards, coordinates.cp, *passes_key(training_run))
-    if key not in rehearsals:
-        rehearsals[key] = rehearse(setup, training_run.chunks)
-    recorded_rank = rehearsals[key]
+    cache_key = (shards, coordinates.cp, *passes_key(training_run))
+    if cache_key not in rehearsals:
+        rehearsals[cache_key] = rehearse(setup, training_run.chunks)
+    recorded_rank = rehearsals[cache_key]
     if recorded_rank.traces is None:
         return None
     steps_key = coordinates.pp, expandable
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
     prefix_cache = recorded_rank.prefix_cache(expandable)
-    count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
+    microbatch_count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
     try:
         _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
-        if count == setup.training.microbatches:
+        if microbatch_count == setup.training.microbatches:
             replay_result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
-            shorter_setup = replace(setup, training=replace(setup.training, microbatches=count))
+            shorter_setup = replace(setup, training=replace(setup.training, microbatches=microbatch_count))
             shorter_run = PlayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             replay_result = replay_shorter_on_allocator(
-                (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
+                (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
             )
     except NotRepeating:
         return None
@@ -255,7 +255,7 @@ def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRan
 def _rehearsed_traces(
     setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Records passes and returns events by case. stacks: per chunk, the stacks shortened to few layers."""
+    """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = PlayedRank(setup, recorder := Recorder())

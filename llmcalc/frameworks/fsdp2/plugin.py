@@ -50,44 +50,44 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reader: LaunchReader, table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
+    reader: LaunchReader, fsdp_table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
-    table: FSDP's keys without the prefix `fsdp_`.
+    fsdp_table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
     machines: machines.
     parallel: accelerate's `parallelism_config`.
     """
     section = "fsdp_config"
-    reader.ignored += [f"{section}.{key}"[:80] for key in table if key in FSDP_IGNORED]
-    unknown_keys(reader, table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
-    version = size_of(reader, f"{section}.fsdp_version", table.get("version", 1))
+    reader.ignored += [f"{section}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
+    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
+    version = size_of(reader, f"{section}.fsdp_version", fsdp_table.get("version", 1))
     if version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, is_hybrid = _sharding_strategy(reader, table)
-    if table.get("xla") not in (None, False):
+    zero, reshard, is_hybrid = _sharding_strategy(reader, fsdp_table)
+    if fsdp_table.get("xla") not in (None, False):
         reader.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
-    if table.get("activation_checkpointing") in (True, "true"):
+    if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
-    sizes = {
-        name: size_of(reader, f"parallelism_config.{name}", groups[name])
-        for name in GROUP_SIZES
-        if groups.get(name) is not None
+    groups = {str(key).removeprefix("parallelism_config_"): setting for key, setting in (parallel or {}).items()}
+    layout_sizes = {
+        size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
+        for size_name in GROUP_SIZES
+        if groups.get(size_name) is not None
     }
     unknown_keys(reader, groups, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known")
-    tp, cp, replicas = (sizes.get(name, 1) for name in ("tp_size", "cp_size", "dp_replicate_size"))
-    if sizes.get("sp_size", 1) > 1:
+    tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
+    if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
     if is_hybrid:
         replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
     dp = world_size // (tp * cp)
-    if sizes.get("dp_shard_size", dp // replicas) != dp // replicas:
-        expected_ranks = tp * cp * replicas * sizes["dp_shard_size"]
+    if layout_sizes.get("dp_shard_size", dp // replicas) != dp // replicas:
+        expected_ranks = tp * cp * replicas * layout_sizes["dp_shard_size"]
         raise InputError(
             f"--devices: {world_size}; expected {expected_ranks}, the product of parallelism_config's sizes"
         )
@@ -107,10 +107,10 @@ def fsdp_layout(
     return layout, command_settings
 
 
-def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, bool]:
+def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
     """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
-    reshard_value = table.get("reshard_after_forward")
-    name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
+    reshard_value = fsdp_table.get("reshard_after_forward")
+    name = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
         *STRATEGIES,
         *WHOLE,
@@ -132,18 +132,18 @@ def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, 
 
 
 def reduction_settings(
-    reader: LaunchReader, table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
+    reader: LaunchReader, fsdp_table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
 ) -> TitanSettings:
     """Returns the settings of gradient reduction in the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
     gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
-    table: FSDP's keys without the prefix `fsdp_`.
+    fsdp_table: FSDP's keys without the prefix `fsdp_`.
     command_settings: the settings of a run without FSDP.
     loss_parallel: whether the loss is computed on divided logits; true by default.
     """
-    version = size_of(reader, "fsdp_config.fsdp_version", table.get("version", 1))
+    version = size_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
@@ -153,7 +153,7 @@ def reduction_settings(
         reduces_each=version > 1,
         flat=version == 1 and "lora_rank" not in command_settings,
         loss_parallel=loss_parallel,
-        offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
+        offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False),
     )
 
 
@@ -185,7 +185,7 @@ def read_trainer(
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
-    is_mixed = any(config.get(name) is True for name in ("bf16", "fp16"))
+    is_mixed = any(config.get(argument) is True for argument in ("bf16", "fp16"))
     is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
     if is_mixed and is_pure and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
@@ -195,17 +195,17 @@ def read_trainer(
 
 def _fsdp_run(
     reader: LaunchReader,
-    table: Table,
+    fsdp_table: Table,
     world_size: int,
     machines: int,
     parallel: Table,
     command_settings: dict[str, Any],
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
-    layout, fsdp_words = fsdp_layout(reader, table, world_size, machines, parallel)
+    layout, fsdp_words = fsdp_layout(reader, fsdp_table, world_size, machines, parallel)
     has_logits = command_settings.get("cross_entropy") not in ("chunked", "split")
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
-    settings = reduction_settings(reader, table, command_settings, not gathers_logits)
+    settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
     return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
@@ -214,16 +214,16 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
-    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    fsdp_table = {str(key).removeprefix("fsdp_"): setting for key, setting in config.items()}
     fsdp = trainer_arguments.get("fsdp") or ""
     fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for fsdp_option in fsdp_options if fsdp is not True else []:
-        name = str(fsdp_option).upper()
-        if name in STRATEGIES:
-            fsdp_table.setdefault("sharding_strategy", name)
-        elif name == "OFFLOAD":
+        option_name = str(fsdp_option).upper()
+        if option_name in STRATEGIES:
+            fsdp_table.setdefault("sharding_strategy", option_name)
+        elif option_name == "OFFLOAD":
             fsdp_table["offload_params"] = True
-        elif name not in ("AUTO_WRAP", "TRUE"):
+        elif option_name not in ("AUTO_WRAP", "TRUE"):
             raise reader.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
     return fsdp_table
 
@@ -236,7 +236,7 @@ def sharded_launch(
     reshard: bool = True,
     **fields: Any,
 ) -> Launch:
-    """Returns the FSDP2 run of a program on several devices; on one device, a run in plain PyTorch.
+    """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
     reshard: whether a layer's weights are freed after its forward pass; true by default.

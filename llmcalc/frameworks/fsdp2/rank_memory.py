@@ -29,7 +29,7 @@ from ...parallel.rank_program import rank_program
 from ...simulator.event_log import RecordedEvents, Recorder
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
+from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
@@ -130,9 +130,9 @@ def counted_rank(
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once.
     """
-    rank, key = setup.rank, ("without a pipeline", cuda_runtime.expandable)
+    rank, cache_key = setup.rank, ("without a pipeline", cuda_runtime.expandable)
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = {} if shared_results is None else shared_results.setdefault(key, {})
+    runs = {} if shared_results is None else shared_results.setdefault(cache_key, {})
     if rank not in runs:
         rank_result = _count_rank(setup, cuda_runtime)
         recordings = rank_result.recordings
@@ -147,10 +147,10 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
     rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    ring = ring_of(layout, rank)
-    rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
+    ring = ring_of_rank(layout, rank)
+    rank_training = replace(setup.training, seq=tokens_of_rank(layout, setup.training.seq))
 
-    def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+    def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
@@ -158,21 +158,21 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
             record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
         ]
 
-    return CountedRun(spec, run, cuda_runtime, setup.training.recompute.every)
+    return CountedRun(spec, record_few_layers, cuda_runtime, setup.training.recompute.every)
 
 
 def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
     stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
     weights = gradients = states = 0
-    for layer, group in _run_of_few_layers(setup).lowering.groups.items():
+    for layer, parameter_group in _run_of_few_layers(setup).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
-        for parameter in group.parameters:
-            size = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
-            weights += represented_layers * size
+        for parameter in parameter_group.parameters:
+            shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
+            weights += represented_layers * shard_bytes
             if not parameter.shard.leaf:
                 continue
-            gradients += represented_layers * size
+            gradients += represented_layers * shard_bytes
             shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             states += int(optimizer_record.state([shard], parameter.shard.dtype.name, setup.training.momentum).bytes)
     source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
@@ -227,7 +227,8 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     training_config = memory_estimate.training(cuda_runtime)
     if TOWERS.name in memory_estimate.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    version = version_date(training_run.version)
+    settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
     training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, version, settings)
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
@@ -263,12 +264,12 @@ def communication(
     reductions = training_config.microbatches if fsdp_settings.reduces_each else 1
     stacks = layer_stacks(spec)
     collectives: dict[tuple[object, ...], Collective] = {}
-    for layer, group in training_run.lowering.groups.items():
+    for layer, parameter_group in training_run.lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
-        for collective in group.step_collectives(training_config.microbatches, reductions):
-            key = layer.path, *collective[1:6]
-            previous_collective = collectives.get(key)
-            collectives[key] = (
+        for collective in parameter_group.step_collectives(training_config.microbatches, reductions):
+            collective_key = layer.path, *collective[1:6]
+            previous_collective = collectives.get(collective_key)
+            collectives[collective_key] = (
                 collective._replace(times=represented_layers * collective.times)
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)

@@ -46,5 +46,6 @@ FRAMEWORK = Framework(
     own_messages=FromFile(__package__, "rank_memory:own_messages"),
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
+    narrow_precisions=frozenset({"fp8"}),
     stack=lambda launch, compiled: "fsdp2-compile" if compiled else "fsdp2",
 )

@@ -6,6 +6,7 @@ at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these date
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from ...frozen import frozen
@@ -32,13 +33,13 @@ class Float8:
     skips: tuple[str, ...] = ("output",)
     skips_small: bool = False
 
-    def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: torchtitan's module name. rows, columns: unsharded shape.
+    def converts(self, layer_name: str, rows: int, columns: int) -> bool:
+        """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in name for skipped_text in self.skips):
+        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in layer_name for skipped_text in self.skips):
             return False
         if not self.skips_small:
             return True
@@ -75,6 +76,10 @@ class TitanSettings:
     offloads: bool = False
 
 
-def titan_settings(own_settings: Any) -> TitanSettings:
-    """Returns torchtitan's settings of a run, or the defaults."""
-    return own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
+def titan_settings(own_settings: Any, precision: str | None = None) -> TitanSettings:
+    """Returns torchtitan's settings of a run, or the defaults.
+
+    precision: the training precision, of which fp8 converts linear layers as torchtitan's own recipe does.
+    """
+    settings = own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
+    return replace(settings, float8=Float8()) if precision == "fp8" and settings.float8 is None else settings

@@ -53,7 +53,7 @@ class ShortenedPasses:
             *(pass_bound for recorded_pass in passes for pass_bound in (recorded_pass.start, recorded_pass.end)),
             len(events),
         ]
-        self.pieces: list[Sequence[Event]] = [events[start:end] for start, end in pairwise(bounds)]
+        self.pieces: list[Sequence[Event]] = [events[pass_start:pass_end] for pass_start, pass_end in pairwise(bounds)]
         every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
         analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
@@ -93,23 +93,23 @@ class ShortenedPasses:
         events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, trace_piece in enumerate(self.pieces):
-            start = len(events)
-            events += self.repeated.unfolded_events(trace_piece)
+            pass_start = len(events)
+            events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
-                passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, start, len(events)))
+                passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(events)))
         return events, passes
 
     def _unfolded_pass(
-        self, recorded_pass: RecordedPass, events: Sequence[Event], start: int, end: int
+        self, recorded_pass: RecordedPass, events: Sequence[Event], pass_start: int, pass_end: int
     ) -> RecordedPass:
         """Returns a pass extended to all layers.
 
-        events: its recorded events. start, end: indices among the full run's events.
+        events: its recorded events. pass_start, pass_end: indices among the full run's events.
         """
-        chunk, kind, _ = recorded_pass.pass_id
+        chunk, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
         outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
-        if kind == "B":
+        if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
             full_starts = [received_count + len(self.full_chunks[chunk].parameters)]
@@ -117,8 +117,8 @@ class ShortenedPasses:
             full_starts.append(full_starts[0] + len(sources))
             allocated_storages = {storage_number for storage_number, size, _ in events if size >= 0}
             if any(
-                received_count <= i < recorded_starts[0] and number in allocated_storages
-                for i, (_, number) in outputs.items()
+                received_count <= i < recorded_starts[0] and storage_position in allocated_storages
+                for i, (_, storage_position) in outputs.items()
             ):
                 raise NotRepeating  # the gradient of a shard, which is made between passes
         else:
@@ -127,15 +127,15 @@ class ShortenedPasses:
             (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
         ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
-            for i, (number, inner_repeat) in enumerate(sources):
-                if recorded_start + number in outputs:
-                    template, storage = outputs[recorded_start + number]
+            for i, (storage_position, inner_repeat) in enumerate(sources):
+                if recorded_start + storage_position in outputs:
+                    template, storage = outputs[recorded_start + storage_position]
                     unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))
         stage_input = recorded_pass.input_storage
         return recorded_pass._replace(
-            start=start,
-            end=end,
-            place=self.repeated.shifted_place(recorded_pass.place),
+            start=pass_start,
+            end=pass_end,
+            place=self.repeated.place_in_long_run(recorded_pass.place),
             input_storage=None if stage_input is None else self._full_storage(stage_input, None),
             outputs=unfolded_outputs,
         )

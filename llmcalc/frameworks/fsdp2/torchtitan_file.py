@@ -41,11 +41,11 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 def _keys_by_section(text: str) -> dict[str, frozenset[str]]:
     """Returns section → keys of a text with lines `section: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
-    for word in text.split():
-        if word.endswith(":"):
-            keys: set[str] = keys_by_section.setdefault(word[:-1], set())
+    for key_or_section in text.split():
+        if key_or_section.endswith(":"):
+            keys: set[str] = keys_by_section.setdefault(key_or_section[:-1], set())
         else:
-            keys.add(word)
+            keys.add(key_or_section)
     return {section: frozenset(keys) for section, keys in keys_by_section.items()}
 
 
@@ -122,7 +122,7 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 
 def is_titan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
-    sections = [name for name in SECTIONS if isinstance(config.get(name), Mapping)]
+    sections = [section for section in SECTIONS if isinstance(config.get(section), Mapping)]
     model = config.get("model")
     return len(sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in sections)
 
@@ -136,29 +136,29 @@ class _Job:
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
         """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
         for section in sections:
-            table = self.data.get(section)
-            if isinstance(table, Mapping) and key in table:
-                return f"{section}.{key}", table[key]
+            section_table = self.data.get(section)
+            if isinstance(section_table, Mapping) and key in section_table:
+                return f"{section}.{key}", section_table[key]
         return f"{sections[0]}.{key}", None
 
     def size_of(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
-        name, value = self.find_key(key, *sections)
-        return default if value is None else size_of(self.reading, name, value, least=minimum)
+        full_key, value = self.find_key(key, *sections)
+        return default if value is None else size_of(self.reading, full_key, value, least=minimum)
 
     def flag_of(self, key: str, default: bool, *sections: str) -> bool:
         """Returns the value of a key as a boolean."""
-        name, value = self.find_key(key, *sections)
-        return default if value is None else flag_value(self.reading, name, value)
+        full_key, setting = self.find_key(key, *sections)
+        return default if setting is None else flag_value(self.reading, full_key, setting)
 
     def word_of(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
-        name, value = self.find_key(key, *sections)
-        if value is None:
+        full_key, setting = self.find_key(key, *sections)
+        if setting is None:
             return default
-        value_text = str(value)[:60]
+        value_text = str(setting)[:60]
         if value_text not in allowed_values:
-            raise self.reading.wrong(name, f"{shown(value)}; expected one of {', '.join(allowed_values)}")
+            raise self.reading.wrong(full_key, f"{shown(setting)}; expected one of {', '.join(allowed_values)}")
         return value_text
 
 
@@ -176,8 +176,8 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
-    for name, table in job_config.data.items():
-        _check_section(reader, name, table)
+    for name, section_table in job_config.data.items():
+        _check_section(reader, name, section_table)
     is_2024_form = "parallelism" not in job_config.data
     if spec is None:
         name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
@@ -192,18 +192,18 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
     return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
 
 
-def _check_section(reader: LaunchReader, name: str, table: Any) -> None:
+def _check_section(reader: LaunchReader, section: str, section_table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
-    if not isinstance(table, Mapping):
-        raise reader.wrong(name[:60], f"{shown(table)}; expected a table")
-    for key, value in table.items():
-        path = f"{name}.{key}"[:80]
-        if key in READ.get(name, ()):
+    if not isinstance(section_table, Mapping):
+        raise reader.wrong(section[:60], f"{shown(section_table)}; expected a table")
+    for key, setting in section_table.items():
+        path = f"{section}.{key}"[:80]
+        if key in READ.get(section, ()):
             continue
         if path in EMPTY:
-            if value not in EMPTY[path]:
-                reader.unknown[path] = f"{shown(value)} is not modelled"
-        elif name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(name, ()):
+            if setting not in EMPTY[path]:
+                reader.unknown[path] = f"{shown(setting)} is not modelled"
+        elif section in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(section, ()):
             reader.ignored.append(path)
         else:
             reader.unknown[path] = "no key that is known"
@@ -217,12 +217,12 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     cp = job_config.size_of("context_parallel_degree", 1, "parallelism", "experimental")
     ep = job_config.size_of("expert_parallel_degree", 1, "parallelism")
     replicas = job_config.size_of("data_parallel_replicate_degree", 1, *sections)
-    name, shard_value = job_config.find_key("data_parallel_shard_degree", *sections)
+    full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *sections)
     if shard_value is None:
-        name, shard_value = job_config.find_key("data_parallel_degree", "training")
-    shard = -1 if shard_value is None else size_of(reader, name, shard_value, least=-1)
+        full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
+    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, least=-1)
     if shard == 0:
-        raise reader.wrong(name, "0; expected -1 or at least 1")
+        raise reader.wrong(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
     if world_size is None:
         world_size = other_ranks * shard if shard > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
@@ -234,7 +234,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
             f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
-    schedule, vpp, sizes = _pipeline_stages(job_config, pp, layers)
+    schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
     reshard = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     etp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
@@ -252,7 +252,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
         hsdp_replicas=replicas,
         reshard=pp == 1 if reshard is None else reshard,
         schedule=schedule,
-        pp_layout=sizes,
+        pp_layout=stage_sizes,
     )
 
 
@@ -265,11 +265,11 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
     """
     if pp == 1:
         return "1f1b", 1, None
-    name, value = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
-    schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
+    full_key, value = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
+    schedules = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
     schedule_name = "1f1b" if value is None else str(value).lower()[:60]
     if schedule_name not in schedules:
-        raise job_config.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
+        raise job_config.reading.wrong(full_key, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
     is_interleaved = schedules[schedule_name] == "interleaved"
     first_stage_reduction = job_config.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
     last_stage_reduction = job_config.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
@@ -297,10 +297,10 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
     base_layers, remainder = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
         raise job_config.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
-    sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
-    sizes[0] -= first_stage_reduction
-    sizes[-1] -= last_stage_reduction
-    return schedules[schedule_name], vpp, tuple(sizes)
+    stage_sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
+    stage_sizes[0] -= first_stage_reduction
+    stage_sizes[-1] -= last_stage_reduction
+    return schedules[schedule_name], vpp, tuple(stage_sizes)
 
 
 def _stage_layers_from_split_points(
@@ -310,7 +310,7 @@ def _stage_layers_from_split_points(
 
     The split points name the first layer of every stage but the first.
     """
-    name, split_points = job_config.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
+    full_key, split_points = job_config.find_key("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(split_points, str):
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
@@ -321,25 +321,26 @@ def _stage_layers_from_split_points(
     stage_bounds = [0, *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers), layers]
     if sorted(set(stage_bounds)) != stage_bounds:
         raise job_config.reading.wrong(
-            name, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
+            full_key, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
         )
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
         raise job_config.reading.wrong(
-            name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
+            full_key, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points"
         )
-    return tuple(end - start for start, end in pairwise(stage_bounds))
+    return tuple(stage_end - stage_start for stage_start, stage_end in pairwise(stage_bounds))
 
 
 def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
-    """Returns the number of accumulated batches per step; each batch runs the pipeline schedule once."""
+    """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
-    name, global_batch = job_config.find_key("global_batch_size", "training")
-    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, name, global_batch, least=-1)
+    full_key, global_batch = job_config.find_key("global_batch_size", "training")
+    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, least=-1)
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
         raise job_config.reading.wrong(
-            name, f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel"
+            full_key,
+            f"{batches_per_step}; expected a multiple of {local_batch * layout.dp}, local batch · data parallel",
         )
     return batches_per_step // (local_batch * layout.dp)
 
@@ -372,7 +373,7 @@ def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
-    return {key: value for key, value in command_settings.items() if value is not None}
+    return {option: setting for option, setting in command_settings.items() if setting is not None}
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -405,26 +406,26 @@ def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
-    name, count = job_config.find_key("pipeline_parallel_microbatches", "experimental")
+    full_key, microbatch_count = job_config.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job_config.data:
         micro_batch = job_config.size_of("pipeline_parallel_microbatch_size", 1, "parallelism")
-        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
+        full_key, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local_batch // micro_batch
     else:
-        micro_batches = pp if count is None else size_of(job_config.reading, name, count)
+        micro_batches = pp if microbatch_count is None else size_of(job_config.reading, full_key, microbatch_count)
         micro_batch = local_batch // micro_batches
     if micro_batch < 1 or micro_batch * micro_batches != local_batch:
         raise job_config.reading.wrong(
-            name, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
+            full_key, f"{local_batch} sequences do not divide into such micro-batches; expected a divisor"
         )
     return micro_batch, micro_batches
 
 
 def _optimizer_name(job_config: _Job) -> str:
     """Returns the optimizer's name."""
-    name, value = job_config.find_key("name", "optimizer")
+    full_key, written_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
-    if value is not None and value not in optimizer_names:
-        raise job_config.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
+    if written_name is not None and written_name not in optimizer_names:
+        raise job_config.reading.wrong(full_key, f"{shown(written_name)} is not supported; expected AdamW or Adam")
     return "adamw"
 
 
@@ -459,10 +460,10 @@ def _recompute_setting(job_config: _Job) -> str:
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
-    name, option = job_config.find_key("selective_ac_option", "activation_checkpoint")
+    full_key, option = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if option is None else size_of(job_config.reading, name, option)
+    layer_interval = 2 if option is None else size_of(job_config.reading, full_key, option)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -485,8 +486,8 @@ def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> Tit
         offloads=job_config.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
-        name, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
-        reader.unknown[name] = "without shards the loss is modelled on divided logits alone"
+        full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
+        reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
         gathering_text = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reader.notes.append(
@@ -540,10 +541,10 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.wrong(f"{section}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
-    name = f"{section}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reader, name, table.get("enable_fsdp_float8_all_gather", False))
+    full_key = f"{section}.enable_fsdp_float8_all_gather"
+    gathers_float8 = flag_value(reader, full_key, table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
-        raise reader.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
+        raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
     return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
@@ -552,8 +553,8 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
 def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
     section: Any = job_config.data.get("quantize")
-    for name in ("linear", "float8"):
-        section = section.get(name) if isinstance(section, Mapping) else None
+    for key in ("linear", "float8"):
+        section = section.get(key) if isinstance(section, Mapping) else None
     if isinstance(section, Mapping):
         return "quantize.linear.float8", section
     return "float8", job_config.data.get("float8", {})

@@ -164,14 +164,14 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def flavor(name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
     """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
-    family = next((family_name for family_name in FAMILIES if family_name in name), None)
+    family = next((family_name for family_name in FAMILIES if family_name in model_name), None)
     if family is None:
-        raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected {', '.join(FAMILIES)}")
+        raise InputError(f"{origin}: model.name: '{model_name[:60]}' is not known; expected {', '.join(FAMILIES)}")
     base_size = next((model_size.removesuffix(suffix) for suffix in MASKED if model_size.endswith(suffix)), model_size)
     tables: dict[str, dict[str, Any]] = {
         "llama2": LLAMA2,
@@ -191,7 +191,7 @@ def flavor(name: str, model_size: str, origin: str, is_2024_form: bool = False) 
         from ...sources.presets import load_preset
 
         return load_preset(GPT_OSS[base_size]).model
-    args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+    flavour = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama_table,
         "llama3": _llama_table,
@@ -199,8 +199,8 @@ def flavor(name: str, model_size: str, origin: str, is_2024_form: bool = False) 
         "qwen3": _qwen_table,
         "deepseek_v3": _deepseek_table,
     }
-    table = builders[family](args)
-    return validate(ModelSpec, table, origin)
+    spec_table = builders[family](flavour)
+    return validate(ModelSpec, spec_table, origin)
 
 
 def _swiglu_table(width: int) -> Table:
@@ -213,48 +213,48 @@ def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
-def _llama_table(args: Llama) -> Table:
+def _llama_table(flavour: Llama) -> Table:
     """Returns the model-spec table of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
-        "num_attention_heads": args.n_heads,
-        "num_key_value_heads": args.n_kv_heads or args.n_heads,
-        "position": {"type": "rope", "rope_theta": args.rope_theta},
+        "num_attention_heads": flavour.n_heads,
+        "num_key_value_heads": flavour.n_kv_heads or flavour.n_heads,
+        "position": {"type": "rope", "rope_theta": flavour.rope_theta},
     }
-    block = _layer_table(attention, _swiglu_table(args.hidden()), norm)
+    block = _layer_table(attention, _swiglu_table(flavour.hidden()), norm)
     return {
-        "vocab_size": args.vocab_size,
-        "hidden_size": args.dim,
+        "vocab_size": flavour.vocab_size,
+        "hidden_size": flavour.dim,
         "tie_word_embeddings": False,
-        "decoder": {"num_hidden_layers": args.n_layers, "block": block, "final_norm": norm},
+        "decoder": {"num_hidden_layers": flavour.n_layers, "block": block, "final_norm": norm},
     }
 
 
-def _llama4(args: Llama4) -> Table:
+def _llama4(flavour: Llama4) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
-    norm, sizes = {"type": "rmsnorm", "eps": 1e-5}, args.sizes
-    experts = Experts(args.num_experts, 1, 1, "sigmoid", args.expert_width())
-    heads: Table = {"num_attention_heads": sizes.n_heads, "num_key_value_heads": sizes.n_kv_heads or sizes.n_heads}
-    block_size = {"attention_chunk_size": BLOCK_SIZE} if args.nope_step else {}
+    norm, llama = {"type": "rmsnorm", "eps": 1e-5}, flavour.sizes
+    experts = Experts(flavour.num_experts, 1, 1, "sigmoid", flavour.expert_width())
+    heads: Table = {"num_attention_heads": llama.n_heads, "num_key_value_heads": llama.n_kv_heads or llama.n_heads}
+    block_size = {"attention_chunk_size": BLOCK_SIZE} if flavour.nope_step else {}
     attentions: dict[str, Table] = {
-        "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": sizes.rope_theta}},
+        "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
         "nope": heads,
     }
-    networks = {"dense": _swiglu_table(sizes.hidden()), "experts": _moe_table(experts)}
+    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(experts)}
     names = [
-        f"{'nope' if args.nope_step and i % args.nope_step == 0 else 'rope'}-"
-        f"{'dense' if (i + 1) % args.moe_step else 'experts'}"
-        for i in range(sizes.n_layers)
+        f"{'nope' if flavour.nope_step and i % flavour.nope_step == 0 else 'rope'}-"
+        f"{'dense' if (i + 1) % flavour.moe_step else 'experts'}"
+        for i in range(llama.n_layers)
     ]
     layer_tables = {
-        name: _layer_table(attentions[name.partition("-")[0]], networks[name.partition("-")[2]], norm)
-        for name in dict.fromkeys(names)
+        layer_name: _layer_table(attentions[layer_name.partition("-")[0]], networks[layer_name.partition("-")[2]], norm)
+        for layer_name in dict.fromkeys(names)
     }
     return {
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.dim,
+        "vocab_size": llama.vocab_size,
+        "hidden_size": llama.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": sizes.n_layers, "final_norm": norm},
+        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": llama.n_layers, "final_norm": norm},
     }
 
 
@@ -264,7 +264,7 @@ BLOCK_SIZE = 8192
 
 def _moe_table(experts: Experts) -> Table:
     """Returns the model-spec table of a mixture of experts."""
-    table: Table = {
+    experts_table: Table = {
         "type": "moe",
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
@@ -272,40 +272,40 @@ def _moe_table(experts: Experts) -> Table:
         "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
     }
     if experts.num_shared_experts:
-        table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
-    return table
+        experts_table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
+    return experts_table
 
 
-def _qwen_table(args: Qwen3) -> Table:
+def _qwen_table(flavour: Qwen3) -> Table:
     """Returns the model-spec table of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
-        "num_attention_heads": args.n_heads,
-        "num_key_value_heads": args.n_kv_heads,
-        "head_dim": args.head_dim,
+        "num_attention_heads": flavour.n_heads,
+        "num_key_value_heads": flavour.n_kv_heads,
+        "head_dim": flavour.head_dim,
         "qk_norm": {"norm": norm},
-        "position": {"type": "rope", "rope_theta": args.rope_theta},
+        "position": {"type": "rope", "rope_theta": flavour.rope_theta},
     }
-    network = _swiglu_table(args.hidden_dim) if args.experts is None else _moe_table(args.experts)
+    network = _swiglu_table(flavour.hidden_dim) if flavour.experts is None else _moe_table(flavour.experts)
     return {
-        "vocab_size": args.vocab_size,
-        "hidden_size": args.dim,
-        "tie_word_embeddings": args.tied,
+        "vocab_size": flavour.vocab_size,
+        "hidden_size": flavour.dim,
+        "tie_word_embeddings": flavour.tied,
         "decoder": {
-            "num_hidden_layers": args.n_layers,
+            "num_hidden_layers": flavour.n_layers,
             "block": _layer_table(attention, network, norm),
             "final_norm": norm,
         },
     }
 
 
-def _deepseek_table(args: DeepSeek) -> Table:
+def _deepseek_table(flavour: DeepSeek) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
-    query_fields = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
+    query_fields = {"q_lora_rank": flavour.q_lora_rank} if flavour.q_lora_rank else {}
     attention: Table = {
         "type": "mla",
-        "num_attention_heads": args.n_heads,
+        "num_attention_heads": flavour.n_heads,
         **query_fields,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -314,13 +314,13 @@ def _deepseek_table(args: DeepSeek) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer_table(attention, _swiglu_table(args.inter_dim), norm),
-        "experts": _layer_table(attention, _moe_table(args.experts), norm),
+        "dense": _layer_table(attention, _swiglu_table(flavour.inter_dim), norm),
+        "experts": _layer_table(attention, _moe_table(flavour.experts), norm),
     }
-    names = ["dense"] * args.n_dense_layers + ["experts"] * (args.n_layers - args.n_dense_layers)
+    names = ["dense"] * flavour.n_dense_layers + ["experts"] * (flavour.n_layers - flavour.n_dense_layers)
     return {
-        "vocab_size": args.vocab_size,
-        "hidden_size": args.dim,
+        "vocab_size": flavour.vocab_size,
+        "hidden_size": flavour.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
+        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": flavour.n_layers, "final_norm": norm},
     }

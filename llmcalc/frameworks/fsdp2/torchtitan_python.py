@@ -60,8 +60,8 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         names = [name for name in configurations.functions if _family_of(name)] or [
             name for name in configurations.functions if not name.startswith("_")
         ]
-        words = [word for word in source_file.arguments if "=" not in word]
-        name = words[0] if words else ""
+        configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
+        name = configuration_names[0] if configuration_names else ""
         if name not in names:
             problem_text = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
             raise reader.wrong(
@@ -75,10 +75,10 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
             config = configurations.configuration_of(name)
         except RecursionError:
             raise reader.wrong(name, "nested too deeply; expected a configuration") from None
-        for word in source_file.arguments:
-            key, equals_sign, value = word.lstrip("-").partition("=")
+        for argument in source_file.arguments:
+            overridden_key, equals_sign, override = argument.lstrip("-").partition("=")
             if equals_sign:
-                config[key] = plain_value(value)
+                config[overridden_key] = plain_value(override)
         return _read_configuration(reader, config, name)
 
 
@@ -92,9 +92,9 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     converters = [key for key in config if key.startswith("model_spec.converters")]
     if converters:
         reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    for key, value in config.items():
+    for key, setting in config.items():
         is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converters) and CALLED not in key
-        if is_argument and value not in (None, "standard"):
+        if is_argument and setting not in (None, "standard"):
             reader.unknown[key[:80]] = "no argument of a model that is read"
     launched_run = read_job(_job_sections(reader, config), reader, flavor(family, model_size, reader.where))
     settings = dict(launched_run.settings)
@@ -114,14 +114,14 @@ def _family_of(name: str) -> str:
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
-    for key, value in config.items():
+    for key, setting in config.items():
         section, _, field = key.partition(".")
         if section not in SECTIONS or not field or CALLED in field or key in IGNORED_KEYS:
             continue
-        if isinstance(value, Unknown):
-            raise reader.wrong(key, f"{value.text} is not read; expected {key}=… behind the configuration's name")
+        if isinstance(setting, Unknown):
+            raise reader.wrong(key, f"{setting.text} is not read; expected {key}=… behind the configuration's name")
         if section != "optimizer":
-            job[section][field] = value
+            job[section][field] = setting
     training = job["training"]
     if "seq_len" not in training:
         training |= _batch_settings(reader, config, job["parallelism"])

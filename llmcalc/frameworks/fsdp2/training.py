@@ -14,7 +14,7 @@ from itertools import pairwise
 from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
 from ...device_memory.optimizers.registry import optimizer, optimizers
-from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
+from ...device_memory.training import Training, TrainingRun, record_two_steps, repeat_steps
 from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -26,7 +26,7 @@ from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, Layer, groups_of_layer
-from .param_groups import Group, Sharding, Traffic
+from .param_groups import CommunicationState, Group, Sharding
 from .settings import Float8, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
@@ -149,8 +149,8 @@ def torchtitan_training(
 
 def check(memory_estimate: Memory, version: str) -> None:
     """Raises `InputError` for a run whose optimizer does not update shards."""
-    name = memory_estimate.settings.optimizer
-    check_optimizer(Training() if name is None else Training(optimizer=name), is_flat=False)
+    optimizer_name = memory_estimate.settings.optimizer
+    check_optimizer(Training() if optimizer_name is None else Training(optimizer=optimizer_name), is_flat=False)
 
 
 def check_optimizer(training_config: Training, is_flat: bool) -> None:
@@ -182,9 +182,9 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
     check_optimizer(training_config, is_flat=False)
-    for name in (fsdp_settings.dtype, fsdp_settings.reduced):
-        if name not in DTYPES:
-            raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
+    for format_name in (fsdp_settings.dtype, fsdp_settings.reduced):
+        if format_name not in DTYPES:
+            raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
     for is_unmodelled, description, expected in (
         (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
@@ -204,11 +204,11 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
             raise InputError(f"FSDP2 with {description} is not modelled; expected {expected}")
     formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
-    index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
+    shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
     rank_sharding = Sharding(
         layout.shards,
-        index,
+        shard_index,
         layout.hsdp_replicas,
         *formats,
         fsdp_settings.float8,
@@ -256,7 +256,7 @@ class FsdpRun(TrainingRun):
         self.fsdp: Fsdp = fsdp_settings
         self.reshard: bool = reshard
         self.lowering.ring = ring
-        self.traffic: Traffic = Traffic(self.graph, sharding)
+        self.traffic: CommunicationState = CommunicationState(self.graph, sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
         if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
@@ -268,13 +268,13 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; one micro-batch stands for several identical ones."""
+        """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
         reduces_each_micro_batch = self.fsdp.reduces_each
-        count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
-        for i in range(count):
+        microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
+        for i in range(microbatch_count):
             if i:
                 self.next_batch()
-            self.traffic.reduces = reduces_each_micro_batch or i == count - 1
+            self.traffic.reduces = reduces_each_micro_batch or i == microbatch_count - 1
             self.forward_and_backward()
 
     def update(self) -> None:
@@ -309,15 +309,15 @@ def set_resharding_and_prefetch(
 
 def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
     """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
-    for i, group in enumerate(layers):
+    for i, parameter_group in enumerate(layers):
         if i + prefetched_layers < len(layers):
-            group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
+            parameter_group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
         if i >= prefetched_layers:
-            group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
+            parameter_group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
 
 
 def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stacks: Sequence[str]) -> None:
-    """Sets that each layer gathers the next one ahead, in both passes, and all groups of it.
+    """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
@@ -365,4 +365,4 @@ def record(
     batch = memory_meter.cut()
     training_run.micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
-    return recorded_run or two_steps(new_run(memory_meter := Recorder()), memory_meter)
+    return recorded_run or record_two_steps(new_run(memory_meter := Recorder()), memory_meter)

@@ -17,7 +17,7 @@ from ...simulator.lowering import Path
 from ...simulator.profiles.dtensor import Divided, named_steps
 from ...simulator.strides import Shape
 from .lowering import FsdpProfile, torchtitan_name
-from .param_groups import Traffic
+from .param_groups import CommunicationState
 
 
 class FsdpTensorParallelProfile(Divided, FsdpProfile):
@@ -28,7 +28,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
 
     unsharded_shapes: Mapping[str, Shape] = {}
 
-    def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from this call on."""
         super().shard(communication, layer_paths, splits)
         self.divides_loss: bool = communication.sharding.divides_loss
@@ -55,9 +55,9 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         float8 = None if self.traffic is None else self.traffic.sharding.float8
         if float8 is None or float8.recipe != "tensorwise":
             return False
-        name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
-        rows, columns = self.unsharded_shapes[f"{name}.weight"]
-        return float8.converts(torchtitan_name(name), rows, columns)
+        layer_name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
+        rows, columns = self.unsharded_shapes[f"{layer_name}.weight"]
+        return float8.converts(torchtitan_name(layer_name), rows, columns)
 
     def has_partial_gradient(self, key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
@@ -69,9 +69,9 @@ def _path_without_indices(key: Path) -> str:
     return ".".join(str(path_part).strip(".") for path_part in key if type(path_part) is not int and path_part)
 
 
-def _unsharded_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
+def _unsharded_shapes(program_items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
-    for option_name, operation in named_steps(items, path):
+    for option_name, operation in named_steps(program_items, path):
         if operation.weight is not None and is_divided((*operation.weight.ins, *operation.weight.out)):
             table = operation.verb in ("table", "unread_table")
             rows, columns = (

@@ -13,10 +13,12 @@ from .settings import GIB, VULKAN
 
 def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
-    rules, record, model = server.rules, server.record, server.model
+    rules, record, model = server.rules, server.engine_record, server.model
     memory_terms = []
     devices = (*server.devices, HOST)
-    tensors_text = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    tensors_text = (
+        "tensors of the file" if model.gguf_file is not None else "tensors, as llama-quantize chooses their types"
+    )
     for device in devices:
         memory_terms.append(
             Term(
@@ -29,14 +31,18 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
             )
         )
     for device in devices:
-        size = buffers.cache.get(device, 0)
-        if size or device != HOST:
-            memory_terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
+        cache_bytes = buffers.cache.get(device, 0)
+        if cache_bytes or device != HOST:
+            memory_terms.append(
+                Term("kv_buffer", cache_bytes, "source", rules.source_place, _cache_origin(server), device)
+            )
     for device in devices:
-        source = f"{record.compute_logs} logs compared"
-        origin = f"graph of {server.micro_batch:,} tokens"
-        memory_terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
-    message = _startup_error(server, buffers)
+        compute_source = f"{record.compute_logs} logs compared"
+        compute_origin = f"graph of {server.micro_batch:,} tokens"
+        memory_terms.append(
+            Term("compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device)
+        )
+    startup_error = _startup_error(server, buffers)
     total_bytes = sum(buffers.bytes_on(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
@@ -44,8 +50,8 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         kv_tokens=server.cache_cells,
         blocks=server.cache_cells,
         max_concurrency=float(server.streams) if server.streams > 1 else server.cache_cells / length,
-        starts=not message,
-        message=message,
+        starts=not startup_error,
+        message=startup_error,
         max_model_len=length,
         devices=max(1, len(server.devices)),
         block_size=1,
@@ -70,8 +76,8 @@ def _model_origin(server: GgmlServer, device: str) -> str:
 
 
 def _cache_origin(server: GgmlServer) -> str:
-    types = server.key_type if server.key_type == server.value_type else f"{server.key_type}, {server.value_type}"
-    return f"{server.cache_cells:,} cells of {types}"
+    type_names = server.key_type if server.key_type == server.value_type else f"{server.key_type}, {server.value_type}"
+    return f"{server.cache_cells:,} cells of {type_names}"
 
 
 def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
@@ -79,21 +85,24 @@ def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
     for device in server.devices:
         needed_bytes = buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
-            text = server.record.messages["no_memory"]
-            return f"{text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {server.free_bytes / GIB:.2f} GiB free"
+            error_text = server.engine_record.messages["no_memory"]
+            free_gib = server.free_bytes / GIB
+            return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     return ""
 
 
 def _server_notes(server: GgmlServer) -> list[str]:
-    notes = []
-    if server.model.file is None and server.model.scheme == "bf16":
-        notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
+    server_remarks = []
+    if server.model.gguf_file is None and server.model.scheme == "bf16":
+        server_remarks.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
     if server.encoder_bytes:
-        notes.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
+        server_remarks.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
     elif server.preset.model.towers:
-        notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+        server_remarks.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if any(device.startswith(VULKAN) for device in server.devices):
-        notes.append("compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)")
+        server_remarks.append(
+            "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"
+        )
     if server.maps_file and not server.locks_memory:
-        notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
-    return notes
+        server_remarks.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
+    return server_remarks

@@ -52,31 +52,31 @@ def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
-def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int]) -> int | None:
+def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
     """Returns the largest value for which the decreasing function `free_bytes_of` is at least 0; None without one.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    fitting_value, failing_value = least, most
+    fitting_value, failing_value = least_value, largest_value
     free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
     if missing_bytes <= 0:
-        return most
+        return largest_value
     halves_interval = False
     while failing_value - fitting_value > 1:
-        width = failing_value - fitting_value
+        interval = failing_value - fitting_value
         guessed_value = fitting_value + (
-            width // 2
+            interval // 2
             if halves_interval
-            else min(max(width * free_bytes // (free_bytes + missing_bytes), 1), width - 1)
+            else min(max(interval * free_bytes // (free_bytes + missing_bytes), 1), interval - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:
             failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
             fitting_value, free_bytes = guessed_value, free_bytes_now
-        halves_interval = not halves_interval and failing_value - fitting_value > width // 2
+        halves_interval = not halves_interval and failing_value - fitting_value > interval // 2
     return fitting_value
 
 
@@ -102,12 +102,12 @@ def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     steps = max(1, server.context // 256)
     fitting_steps = _largest_fitting(
-        1, steps, lambda step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * step))
+        1, steps, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
     return None if fitting_steps is None else 256 * fitting_steps
 
 
-def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that free memory of the GPUs, the cheapest first, as (typed text, flag values).
 
     They are tried with all layers on the GPUs, where the user does not say how many.
@@ -121,17 +121,17 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | small_cache
     if has_room or not server.devices:
         return
-    context = longest_context(server)
-    if context is not None and context < server.context:
-        yield f"{typed_layer_flag}-c {context}", layer_flags | {"ctx_size": context}
-    experts = fewest_host_experts(server)
-    if experts:
-        yield f"{typed_layer_flag}-ncmoe {experts}", layer_flags | {"n_cpu_moe": experts}
-    layers = most_layers(server)
-    if layers is not None and layers <= len(server.model.layers):
-        yield f"-ngl {layers}", {"n_gpu_layers": layers}
-    shares = ",".join(["1"] * 2 * len(server.devices))
-    yield f"{typed_layer_flag}-ts {shares}", layer_flags | {"tensor_split": shares}
+    fitting_context = longest_context(server)
+    if fitting_context is not None and fitting_context < server.context:
+        yield f"{typed_layer_flag}-c {fitting_context}", layer_flags | {"ctx_size": fitting_context}
+    host_experts = fewest_host_experts(server)
+    if host_experts:
+        yield f"{typed_layer_flag}-ncmoe {host_experts}", layer_flags | {"n_cpu_moe": host_experts}
+    gpu_layers = most_layers(server)
+    if gpu_layers is not None and gpu_layers <= len(server.model.layers):
+        yield f"-ngl {gpu_layers}", {"n_gpu_layers": gpu_layers}
+    tensor_split = ",".join(["1"] * 2 * len(server.devices))
+    yield f"{typed_layer_flag}-ts {tensor_split}", layer_flags | {"tensor_split": tensor_split}
 
 
 def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
@@ -141,14 +141,14 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     the user's flags fix is the only one.
     """
     fixed_flags = [flag_name for flag_name in ("tensor_split", "device") if flag_name in server.flags]
-    is_fixed = server.asks_for_layers or any(
+    has_chosen_placement = server.asks_for_layers or any(
         flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     devices = len(server.devices) if fixed_flags else 1
     while devices <= most_devices:
         split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
         server_on_devices = server.with_flags(**split_flags)
-        if is_fixed:
+        if has_chosen_placement:
             yield split_flags, memory(server_on_devices)
         else:
             yield from _placements(server_on_devices, split_flags)
@@ -164,10 +164,10 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
             flag_sets.append(
                 flag_sets[0] | {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
             )
-        experts = fewest_host_experts(server)
-        flag_sets += [flag_sets[0] | {"n_cpu_moe": experts}] if experts else []
-        layers = most_layers(server)
-        flag_sets += [{"n_gpu_layers": layers}] if layers is not None else []
+        host_experts = fewest_host_experts(server)
+        flag_sets += [flag_sets[0] | {"n_cpu_moe": host_experts}] if host_experts else []
+        gpu_layers = most_layers(server)
+        flag_sets += [{"n_gpu_layers": gpu_layers}] if gpu_layers is not None else []
     for trial_flags in flag_sets:
         try:
             yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
@@ -175,7 +175,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
             continue
 
 
-def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the flags of a server with one slot per user and `seq` tokens per slot.
 
     Raises `InputError` for flags that say another context.

@@ -72,8 +72,8 @@ class Tensor:
         self.may_move: bool = may_move
         self.base: Tensor | None = None
         if operation in ("view", "store"):
-            viewed = sources[-1] if operation == "store" else sources[0]
-            self.base = viewed.base or viewed
+            viewed_tensor = sources[-1] if operation == "store" else sources[0]
+            self.base = viewed_tensor.base or viewed_tensor
         self.is_external: bool = (self.base or self).operation in ("weight", "cache")
         self.place: str | None = None
         self.children: int = 0
@@ -90,23 +90,23 @@ class Graph:
         self.nodes: list[Tensor] = []
         self._visited: set[int] = set()
 
-    def expand(self, *results: Tensor) -> None:
+    def add_operations(self, *result_tensors: Tensor) -> None:
         """Adds operations after their source operations (`ggml_build_forward_expand`)."""
-        for result in results:
-            if id(result) in self._visited or result.operation in LEAVES:
+        for result_tensor in result_tensors:
+            if id(result_tensor) in self._visited or result_tensor.operation in LEAVES:
                 continue
-            self._visited.add(id(result))
-            stack = [(result, iter(result.sources))]
-            while stack:
-                tensor, sources = stack[-1]
-                for source_tensor in sources:
+            self._visited.add(id(result_tensor))
+            pending_tensors = [(result_tensor, iter(result_tensor.sources))]
+            while pending_tensors:
+                tensor, pending_sources = pending_tensors[-1]
+                for source_tensor in pending_sources:
                     if id(source_tensor) not in self._visited:
                         self._visited.add(id(source_tensor))
                         if source_tensor.operation not in LEAVES:
-                            stack.append((source_tensor, iter(source_tensor.sources)))
+                            pending_tensors.append((source_tensor, iter(source_tensor.sources)))
                             break
                 else:
-                    stack.pop()
+                    pending_tensors.pop()
                     self.nodes.append(tensor)
 
 
@@ -116,20 +116,20 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
     _assign_devices(graph.nodes, [*devices, HOST])
-    ordered, copies = _split_by_device(graph.nodes)
-    return _allocate_tensors(ordered, copies, pipeline)
+    ordered_tensors, tensor_copies = _split_by_device(graph.nodes)
+    return _allocate_tensors(ordered_tensors, tensor_copies, pipeline)
 
 
 def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
     """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
     for node in nodes:
         node.place = _fixed_device(node, devices)
-    operations = [node for node in nodes if node.operation != "view"]
+    operation_nodes = [node for node in nodes if node.operation != "view"]
     for only_gpus, ordered_operations in (
-        (True, operations),
-        (True, operations[::-1]),
-        (False, operations),
-        (False, operations[::-1]),
+        (True, operation_nodes),
+        (True, operation_nodes[::-1]),
+        (False, operation_nodes),
+        (False, operation_nodes[::-1]),
     ):
         current_device: str | None = None
         for node in ordered_operations:
@@ -147,26 +147,26 @@ def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
 
 def _default_device(tensor: Tensor, default: str) -> str:
     """Returns the default device of a tensor: the source's, the base tensor's, or the host."""
-    owner = tensor.base or tensor
-    if owner.is_external:
-        return owner.device or default
-    if owner.operation == "input":
+    owner_tensor = tensor.base or tensor
+    if owner_tensor.is_external:
+        return owner_tensor.device or default
+    if owner_tensor.operation == "input":
         return HOST
-    return owner.place or default
+    return owner_tensor.place or default
 
 
-def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
+def _fixed_device(operation_node: Tensor, devices: Sequence[str]) -> str | None:
     """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
-    if node.device is not None:
-        return node.device
-    if node.base is not None and node.base.is_external:
-        return node.base.device
-    for source_tensor in node.sources:
-        owner = source_tensor.base or source_tensor
-        if owner.operation == "weight":
-            if owner.device == HOST and node.may_move and len(devices) > 1:
+    if operation_node.device is not None:
+        return operation_node.device
+    if operation_node.base is not None and operation_node.base.is_external:
+        return operation_node.base.device
+    for source_tensor in operation_node.sources:
+        owner_tensor = source_tensor.base or source_tensor
+        if owner_tensor.operation == "weight":
+            if owner_tensor.device == HOST and operation_node.may_move and len(devices) > 1:
                 return devices[0]
-            return owner.device
+            return owner_tensor.device
     return None
 
 
@@ -176,37 +176,37 @@ _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 
 def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
     """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
-    copies: dict[tuple[int, str | None], Tensor] = {}
+    tensor_copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
-    start = inputs = 0
+    split_start = input_count = 0
     current_device: str | None = None
     for node in nodes:
         if node.operation == "view":
             operations_with_copies.append((node, None))
             continue
         device = node.place
-        if device != current_device or (inputs and _reads_weight_elsewhere(node, current_device)):
-            start, inputs, current_device = len(operations_with_copies), 0, device
+        if device != current_device or (input_count and _reads_weight_elsewhere(node, current_device)):
+            split_start, input_count, current_device = len(operations_with_copies), 0, device
         for i, source_tensor in enumerate(node.sources):
             if source_tensor.place == device or (device == HOST and source_tensor.operation == "input"):
                 continue
-            key = (id(source_tensor), device)
-            if key not in copies:
+            source_and_device = (id(source_tensor), device)
+            if source_and_device not in tensor_copies:
                 copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
                 copied_tensor.place = device
-                copies[key] = copied_tensor
-                operations_with_copies.insert(start, (source_tensor, copied_tensor))
-                start += 1
-                inputs += 1
-            node.sources[i] = copies[key]
+                tensor_copies[source_and_device] = copied_tensor
+                operations_with_copies.insert(split_start, (source_tensor, copied_tensor))
+                split_start += 1
+                input_count += 1
+            node.sources[i] = tensor_copies[source_and_device]
         operations_with_copies.append((node, None))
-    return operations_with_copies, list(copies.values())
+    return operations_with_copies, list(tensor_copies.values())
 
 
-def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
+def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
     return any(
         source_tensor.place != device and (source_tensor.base or source_tensor).operation == "weight"
-        for source_tensor in node.sources
+        for source_tensor in operation_node.sources
     )
 
 
@@ -232,66 +232,70 @@ class _Buffer:
         self.size = max(self.size, offset + nbytes)
         return offset
 
-    def release(self, offset: int, nbytes: int) -> None:
+    def release(self, block_offset: int, nbytes: int) -> None:
         """Frees a block and merges it with adjacent free blocks."""
         if not nbytes:
             return
         free_blocks = self.free
-        block_index = bisect_right(free_blocks, (offset, 0))
-        if block_index < len(free_blocks) and offset + nbytes == free_blocks[block_index][0]:
+        block_index = bisect_right(free_blocks, (block_offset, 0))
+        if block_index < len(free_blocks) and block_offset + nbytes == free_blocks[block_index][0]:
             nbytes += free_blocks.pop(block_index)[1]
-        if block_index and sum(free_blocks[block_index - 1]) == offset:
+        if block_index and sum(free_blocks[block_index - 1]) == block_offset:
             block_index -= 1
-            offset, previous_bytes = free_blocks.pop(block_index)
+            block_offset, previous_bytes = free_blocks.pop(block_index)
             nbytes += previous_bytes
-        free_blocks.insert(block_index, (offset, nbytes))
+        free_blocks.insert(block_index, (block_offset, nbytes))
 
 
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate_tensors(ordered: _OperationOrder, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
+def _allocate_tensors(
+    ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], pipeline: bool
+) -> dict[str, int]:
     """Allocates all tensors in order, and returns device → used bytes of the buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
-    operations: list[tuple[Tensor, Sequence[Tensor]]] = []
-    inputs: dict[int, Tensor] = {}
-    for node, copied_tensor in ordered:
-        operations += [(node, (node,)), (copied_tensor, ())] if copied_tensor is not None else [(node, node.sources)]
+    operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
+    input_tensors: dict[int, Tensor] = {}
+    for node, copied_tensor in ordered_tensors:
+        operations_with_sources += (
+            [(node, (node,)), (copied_tensor, ())] if copied_tensor is not None else [(node, node.sources)]
+        )
         for tensor in (node, *node.sources):
             if tensor.operation == "input":
-                inputs[id(tensor)] = tensor
+                input_tensors[id(tensor)] = tensor
         if copied_tensor is None and node.operation == "view" and node.base is not None:
             node.base.views += 1
     if pipeline:
-        for tensor in (*inputs.values(), *copies):
+        for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
                 buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
             _allocate_tensor(tensor, buffers)
-    for _, sources in operations:
-        for source_tensor in sources:
+    for _, source_tensors in operations_with_sources:
+        for source_tensor in source_tensors:
             source_tensor.children += 1
-    for tensor in inputs.values():
+    for tensor in input_tensors.values():
         _allocate_tensor(tensor, buffers)
-    for node, sources in operations:
-        for source_tensor in sources:
+    for node, source_tensors in operations_with_sources:
+        for source_tensor in source_tensors:
             _allocate_tensor(source_tensor, buffers)
-        if node not in sources:
+        if node not in source_tensors:
             _allocate_tensor(node, buffers)
-        for source_tensor in sources:
+        for source_tensor in source_tensors:
             source_tensor.children -= 1
             if source_tensor.children or source_tensor.views:
                 continue
-            owner = source_tensor
+            owner_tensor = source_tensor
             if source_tensor.base is not None:
-                owner = source_tensor.base
-                owner.views -= 1
-                if owner.views or owner.children:
+                owner_tensor = source_tensor.base
+                owner_tensor.views -= 1
+                if owner_tensor.views or owner_tensor.children:
                     continue
-            if owner.is_allocated and not owner.stays:
-                buffers[str(owner.place)].release(owner.offset, _align(owner.nbytes))
-                owner.is_allocated = False
+            if owner_tensor.is_allocated and not owner_tensor.stays:
+                buffers[str(owner_tensor.place)].release(owner_tensor.offset, _align(owner_tensor.nbytes))
+                owner_tensor.is_allocated = False
     return {device: buffer.size for device, buffer in buffers.items()}
 
 
@@ -301,26 +305,28 @@ def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
         return
     tensor.is_allocated = True
     if tensor.operation == "inplace":
-        for parent in tensor.sources:
-            if _can_reuse_memory(parent, tensor):
-                owner = parent.base or parent
-                tensor.offset = owner.offset
-                parent.is_allocated = owner.is_allocated = False
+        for source_tensor in tensor.sources:
+            if _can_reuse_memory(source_tensor, tensor):
+                owner_tensor = source_tensor.base or source_tensor
+                tensor.offset = owner_tensor.offset
+                source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
     tensor.offset = buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
 
 
-def _can_reuse_memory(parent: Tensor, tensor: Tensor) -> bool:
+def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:
     """Whether an operation can reuse the memory of a source in place: no other operation reads the source."""
-    owner = parent.base or parent
+    owner_tensor = source_tensor.base or source_tensor
     if (
-        parent.is_external
-        or parent.layout is None
-        or parent.layout != tensor.layout
-        or owner.stays
-        or parent.place != tensor.place
-        or parent.children != 1
-        or parent.views
+        source_tensor.is_external
+        or source_tensor.layout is None
+        or source_tensor.layout != tensor.layout
+        or owner_tensor.stays
+        or source_tensor.place != tensor.place
+        or source_tensor.children != 1
+        or source_tensor.views
     ):
         return False
-    return parent.base is None or (owner.views == 1 and not owner.children and not parent.has_offset)
+    return source_tensor.base is None or (
+        owner_tensor.views == 1 and not owner_tensor.children and not source_tensor.has_offset
+    )

@@ -24,23 +24,25 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
 
     Raises `InputError` for a file that cannot be read and for a model whose description has no encoder.
     """
-    name = flags.get("mmproj") or flags.get("mmproj_url")
-    if not name:
+    encoder_file = flags.get("mmproj") or flags.get("mmproj_url")
+    if not encoder_file:
         return 0
-    path = Path(str(name))
-    if path.suffix == ".gguf" and path.is_file():
-        return sum(tensor.nbytes for tensor in read_checkpoint(path).tensors)
-    towers = [
+    encoder_path = Path(str(encoder_file))
+    if encoder_path.suffix == ".gguf" and encoder_path.is_file():
+        return sum(tensor.nbytes for tensor in read_checkpoint(encoder_path).tensors)
+    model_encoders = [
         weight_site
         for weight_site in weight_sites_of(preset.model.tree(), frozenset({TOWERS.name}))
         if weight_site.optional == TOWERS.name
     ]
-    if not towers:
+    if not model_encoders:
         raise InputError(
-            f"--mmproj {shown(name)}: there is no such file here, and {preset.name} has no encoder of images in its "
-            "description; expected the GGUF file of the encoder"
+            f"--mmproj {shown(encoder_file)}: there is no such file here, and {preset.name} has no encoder of "
+            "images in its description; expected the GGUF file of the encoder"
         )
-    return sum(int(site.tensor.size) * int(site.times) * (4 if site.tensor.role == "vector" else 2) for site in towers)
+    return sum(
+        int(site.tensor.size) * int(site.times) * (4 if site.tensor.role == "vector" else 2) for site in model_encoders
+    )
 
 
 def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:

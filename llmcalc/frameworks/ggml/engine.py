@@ -10,31 +10,31 @@ from ..framework import FromFile
 
 def ggml_engine(
     package: str,
-    name: str,
-    title: str,
-    instead: Mapping[str, str],
+    engine_name: str,
+    engine_title: str,
+    flags_by_option: Mapping[str, str],
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
     server: str = "create_server",
-    functions: tuple[str, str] = (__package__, "changes"),
+    engine_functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
     """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and its server.
 
     server: the function or class in its file `server.py` that returns a server.
-    functions: package and file of the functions that take a server; by default those of llama.cpp.
+    engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     """
-    folder, file = functions
+    folder, file = engine_functions
     return Engine(
-        name=name,
-        title=title,
+        name=engine_name,
+        title=engine_title,
         flags=FromFile(package, "flags:flags"),
         rules=FromFile(package, "server:read_record"),
         server=FromFile(package, f"server:{server}"),
         memory=FromFile(folder, f"{file}:memory"),
-        candidates=FromFile(folder, f"{file}:candidates"),
+        flag_changes=FromFile(folder, f"{file}:flag_changes"),
         layouts=FromFile(folder, f"{file}:layouts"),
-        serving=FromFile(folder, f"{file}:serving"),
-        instead=instead,
+        serving_flags=FromFile(folder, f"{file}:serving_flags"),
+        flags_by_option=flags_by_option,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,
         shown_defaults=shown_defaults,

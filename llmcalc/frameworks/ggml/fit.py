@@ -17,11 +17,7 @@ from .placement import LayerDevices, Placement
 from .server import Buffers, GgmlServer
 from .settings import MIB
 
-HOSTED_PARTS = {
-    "attention": ("gate", "up", "gate_up", "down"),
-    "up": ("gate", "gate_up", "down"),
-    "gate": ("down",),
-}
+HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
 """What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
 
 
@@ -52,11 +48,11 @@ def fit(server: GgmlServer) -> FittedServer:
     fitted_server = FittedServer(server, placement, server.buffers(placement))
     if not server.adjusts_flags or not server.devices:
         return fitted_server
-    targets = [server.free_bytes - margin for margin in free_margins(server)]
-    if _keeps_margins(fitted_server, targets):
+    byte_limits = [server.free_bytes - margin_bytes for margin_bytes in free_margins(server)]
+    if _keeps_margins(fitted_server, byte_limits):
         return fitted_server
-    fitted_server = _with_less_context(fitted_server, targets)
-    if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, targets):
+    fitted_server = _with_less_context(fitted_server, byte_limits)
+    if fitted_server.notes and len(server.devices) == 1 and _keeps_margins(fitted_server, byte_limits):
         return fitted_server
     fixed_flags = [
         flag_name
@@ -65,42 +61,48 @@ def fit(server: GgmlServer) -> FittedServer:
     ]
     if server.asks_for_layers or fixed_flags:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
-        note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
-        return fitted_server._replace(notes=(*fitted_server.notes, note))
-    return _LayerFit(fitted_server, targets).place_layers()
+        layer_note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
+        return fitted_server._replace(notes=(*fitted_server.notes, layer_note))
+    return _LayerFit(fitted_server, byte_limits).place_layers()
 
 
 def free_margins(server: GgmlServer) -> list[int]:
     """Returns the free margin of each GPU in bytes (--fit-target, in MiB)."""
-    text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
-    mib_texts = text.split(",")
+    margin_text = str(
+        server.flags.get("fit_target", server.flags.get("fit_margin", server.engine_record.fit_margin_mib))
+    )
+    mib_texts = margin_text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
-        raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
-    mib = [int(number_text) for number_text in mib_texts]
+        raise InputError(f"--fit-target {margin_text[:40]}: expected MiB, with commas for several GPUs")
+    listed_mib = [int(number_text) for number_text in mib_texts]
     device_count = len(server.devices)
     return [
-        size * MIB
-        for size in (mib * device_count if len(mib) == 1 else [*mib, *[mib[-1]] * device_count])[:device_count]
+        margin_mib * MIB
+        for margin_mib in (
+            listed_mib * device_count if len(listed_mib) == 1 else [*listed_mib, *[listed_mib[-1]] * device_count]
+        )[:device_count]
     ]
 
 
-def _keeps_margins(fitted_server: FittedServer, targets: list[int]) -> bool:
-    totals = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
-    return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
+def _keeps_margins(fitted_server: FittedServer, byte_limits: list[int]) -> bool:
+    used_bytes_by_device = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
+    return all(
+        used_bytes <= byte_limit for used_bytes, byte_limit in zip(used_bytes_by_device, byte_limits, strict=True)
+    )
 
 
 def _used_bytes(fitted_server: FittedServer) -> int:
     return sum(fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices)
 
 
-def _with_less_context(fitted_server: FittedServer, targets: list[int]) -> FittedServer:
+def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> FittedServer:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
-    longest_context, used = server.context, _used_bytes(fitted_server)
-    least_context = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
-    if used <= sum(targets) or not server.has_automatic_context or longest_context <= least_context:
+    longest_context, used_bytes = server.context, _used_bytes(fitted_server)
+    least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.streams
+    if used_bytes <= sum(byte_limits) or not server.has_automatic_context or longest_context <= least_context:
         return fitted_server
-    target_bytes, device_count = sum(targets), len(server.devices)
+    target_bytes, device_count = sum(byte_limits), len(server.devices)
     if device_count > 1:
         layer_bytes = sum(fitted_server.buffers.model[device] for device in server.devices) // max(
             1, min(server.layers_on_gpus, len(server.model.layers))
@@ -112,17 +114,17 @@ def _with_less_context(fitted_server: FittedServer, targets: list[int]) -> Fitte
     smallest_bytes = _used_bytes(shortest_server)
     if target_bytes <= smallest_bytes:
         return shortest_server
-    context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
-        used - smallest_bytes
+    smaller_context = least_context + (longest_context - least_context) * (target_bytes - smallest_bytes) // (
+        used_bytes - smallest_bytes
     )
-    step = 256 * server.streams
-    return _with_context(server, max(context - context % step, least_context))
+    context_step = 256 * server.streams
+    return _with_context(server, max(smaller_context - smaller_context % context_step, least_context))
 
 
 def _with_context(server: GgmlServer, context: int) -> FittedServer:
     changed_server = server.with_flags(ctx_size=context)
-    note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
-    return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (note,))
+    context_note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
+    return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (context_note,))
 
 
 @dataclass
@@ -162,11 +164,11 @@ class _LayerFit:
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
-    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
+    def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
         """Whether all GPUs keep the free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
-            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu)
+            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in gpu_numbers if i < len(layers_by_gpu)
         )
 
     def place_layers(self) -> FittedServer:
@@ -182,10 +184,10 @@ class _LayerFit:
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
-        note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
+        layer_note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
-        note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return FittedServer(server, placement, server.buffers(placement), (*self.fitted.notes, note))
+        layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
+        return FittedServer(server, placement, server.buffers(placement), (*self.fitted.notes, layer_note))
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
@@ -196,7 +198,9 @@ class _LayerFit:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
             return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
-        return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
+        return with_layers(
+            largest_number(most_layers, lambda layer_count: self.keeps_margins(with_layers(layer_count), i))
+        )
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
@@ -212,49 +216,65 @@ class _LayerFit:
         return layers_by_gpu
 
     def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
-        return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
+        return largest_number(
+            most_layers, lambda layer_count: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, layer_count), i)
+        )
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Places as many parts of the next layer's experts on GPU `i` as fit, and returns the layers by GPU."""
-        source = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
-        if source is None or source < i:
+        donor_gpu = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
+        if donor_gpu is None or donor_gpu < i:
             return layers_by_gpu
         changed_shares = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_shares = _with_overflow(layers_by_gpu, source, i, HOSTED_PARTS[expert_parts])
+            trial_shares = _with_overflow(layers_by_gpu, donor_gpu, i, HOSTED_PARTS[expert_parts])
             if not self.keeps_margins(trial_shares, i, i + 1):
                 break
             changed_shares = trial_shares
         if changed_shares is layers_by_gpu:
-            trial_shares = _with_overflow(layers_by_gpu, source, i, HOSTED_PARTS["attention"])
+            trial_shares = _with_overflow(layers_by_gpu, donor_gpu, i, HOSTED_PARTS["attention"])
             changed_shares = (
-                trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
+                trial_shares if donor_gpu > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
             )
         return changed_shares
 
 
-def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
+def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, layer_count: int) -> list[_GpuLayers]:
     """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
-    result = list(layers_by_gpu)
-    layers_left = number
-    for gpu_index, share in enumerate(result):
-        taken_layers = min(layers_left, share.hosted)
-        result[gpu_index] = replace(share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers)
+    moved_layers = list(layers_by_gpu)
+    layers_left = layer_count
+    for gpu_index, gpu_layers in enumerate(moved_layers):
+        taken_layers = min(layers_left, gpu_layers.hosted)
+        moved_layers[gpu_index] = replace(
+            gpu_layers, layers=gpu_layers.layers - taken_layers, hosted=gpu_layers.hosted - taken_layers
+        )
         layers_left -= taken_layers
-    result[i] = replace(result[i], layers=result[i].layers + number)
-    return result
+    moved_layers[i] = replace(moved_layers[i], layers=moved_layers[i].layers + layer_count)
+    return moved_layers
 
 
-def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
+def _with_overflow(
+    layers_by_gpu: list[_GpuLayers], donor_gpu: int, i: int, overflow: tuple[str, ...]
+) -> list[_GpuLayers]:
     """Returns the GPUs' layers with one more layer on a GPU; `overflow` names expert parts that stay on the host."""
-    result = list(layers_by_gpu)
-    if source != i:
-        result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
-        result[i] = replace(result[i], layers=result[i].layers + 1, hosted=result[i].hosted + 1)
-    result[i] = replace(result[i], overflow=overflow)
-    return result
+    changed_layers = list(layers_by_gpu)
+    if donor_gpu != i:
+        changed_layers[donor_gpu] = replace(
+            changed_layers[donor_gpu],
+            layers=changed_layers[donor_gpu].layers - 1,
+            hosted=changed_layers[donor_gpu].hosted - 1,
+        )
+        changed_layers[i] = replace(
+            changed_layers[i], layers=changed_layers[i].layers + 1, hosted=changed_layers[i].hosted + 1
+        )
+    changed_layers[i] = replace(changed_layers[i], overflow=overflow)
+    return changed_layers
 
 
-def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which the monotonic condition `holds` is true; 0 for none."""
-    return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))
+def largest_number(largest_candidate: int, condition: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `largest_candidate` with a true monotonic condition; 0 for none."""
+    return (
+        largest_candidate
+        if condition(largest_candidate)
+        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not condition(candidate))
+    )

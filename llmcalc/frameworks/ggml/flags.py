@@ -55,5 +55,5 @@ IDLE = (*idle_flags(WITH_VALUE), *idle_flags(SWITCHES, "switch"))
 
 def cache_types(*other_types: str) -> tuple[Flag, Flag]:
     """Returns the flags for number formats of cached keys and values. other_types: engine-specific formats."""
-    words = (*CACHE_TYPES, *other_types)
-    return Flag(("--cache-type-k", "-ctk"), "word", words), Flag(("--cache-type-v", "-ctv"), "word", words)
+    type_names = (*CACHE_TYPES, *other_types)
+    return Flag(("--cache-type-k", "-ctk"), "word", type_names), Flag(("--cache-type-v", "-ctv"), "word", type_names)

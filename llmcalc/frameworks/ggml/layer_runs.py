@@ -15,30 +15,31 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
-def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of the layers for graph building. keys: one per layer, equal for equal graphs."""
+def laid_out_layers(layer_keys: Sequence[Hashable]) -> list[int]:
+    """Returns the indices of the layers for graph building. layer_keys: one per layer, equal for equal graphs."""
     layer_indices: list[int] = []
-    start = 0
-    while start < len(keys):
-        dropped_count, pattern = max(
-            (_droppable_layers(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1)
+    pattern_start = 0
+    while pattern_start < len(layer_keys):
+        dropped_count, negative_length = max(
+            (_droppable_layers(layer_keys, pattern_start, length), -length) for length in range(1, LONGEST_PATTERN + 1)
         )
+        pattern_length = -negative_length
         if not dropped_count:
-            layer_indices.append(start)
-            start += 1
+            layer_indices.append(pattern_start)
+            pattern_start += 1
             continue
-        last_first_repeat = start + FIRST_REPEATS * -pattern
-        layer_indices += range(start, last_first_repeat)
-        start = last_first_repeat + dropped_count
-        layer_indices += range(start, start + LAST_REPEATS * -pattern)
-        start += LAST_REPEATS * -pattern
+        last_first_repeat = pattern_start + FIRST_REPEATS * pattern_length
+        layer_indices += range(pattern_start, last_first_repeat)
+        pattern_start = last_first_repeat + dropped_count
+        layer_indices += range(pattern_start, pattern_start + LAST_REPEATS * pattern_length)
+        pattern_start += LAST_REPEATS * pattern_length
     return layer_indices
 
 
-def _droppable_layers(keys: Sequence[Hashable], start: int, pattern: int) -> int:
-    """Returns the number of layers to leave out, a multiple of `pattern`, where the pattern repeats from `start` on."""
-    end = start + pattern
-    while end < len(keys) and keys[end] == keys[end - pattern]:
-        end += 1
-    repeats = (end - start) // pattern - FIRST_REPEATS - LAST_REPEATS
-    return max(0, repeats) // 2 * 2 * pattern
+def _droppable_layers(layer_keys: Sequence[Hashable], pattern_start: int, pattern_length: int) -> int:
+    """Returns the number of layers to leave out of a pattern's repeats: a multiple of `pattern_length`."""
+    pattern_end = pattern_start + pattern_length
+    while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:
+        pattern_end += 1
+    repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
+    return max(0, repeats) // 2 * 2 * pattern_length

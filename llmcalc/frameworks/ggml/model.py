@@ -182,10 +182,10 @@ class GgufModel:
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
-    def file(self) -> Path | None:
+    def gguf_file(self) -> Path | None:
         """The GGUF file that the user named as the model; None for other models."""
-        path = Path(self.preset.target.partition("?")[0])
-        return path if path.suffix == ".gguf" else None
+        gguf_path = Path(self.preset.target.partition("?")[0])
+        return gguf_path if gguf_path.suffix == ".gguf" else None
 
     @property
     def _gguf_mix(self) -> GGUFMix | None:
@@ -197,7 +197,7 @@ class GgufModel:
         """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
-        if self.file is not None:
+        if self.gguf_file is not None:
             return "as in the file"
         return MXFP4 if DTYPE_BITS[self.preset.dtype] == 4 else "bf16"
 
@@ -206,20 +206,20 @@ class GgufModel:
         """The sizes of each layer, from the first to the last."""
         layers_by_index: dict[int, LayerShape] = {}
         for tree_node in _layer_places(self.preset.model.tree().place()):
-            shape = _layer_shape(tree_node)
+            layer_shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
-                layers_by_index[i] = shape
+                layers_by_index[i] = layer_shape
         return tuple(layers_by_index[i] for i in sorted(layers_by_index))
 
     @cached_property
-    def stored(self) -> tuple[GgufTensor, ...]:
+    def stored_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors stored in the GGUF file."""
-        if self.file is None or self.quantize is not None:
+        if self.gguf_file is None or self.quantize is not None:
             return tuple(self._chosen_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
-            for path in _file_shards(self.file)
-            for tensor in read_checkpoint(path).tensors
+            for shard_path in _file_shards(self.gguf_file)
+            for tensor in read_checkpoint(shard_path).tensors
         )
 
     @cached_property
@@ -229,39 +229,46 @@ class GgufModel:
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
         layer_count = len(self.layers)
-        loaded = tuple(tensor for tensor in self.stored if tensor.layer is None or tensor.layer < layer_count)
-        if any(tensor.name == OUTPUT for tensor in loaded):
-            return loaded
-        return (*loaded, *(t._replace(name=OUTPUT) for t in loaded if t.name == EMBEDDING))
+        loaded_tensors = tuple(
+            tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
+        )
+        if any(tensor.name == OUTPUT for tensor in loaded_tensors):
+            return loaded_tensors
+        return (
+            *loaded_tensors,
+            *(tied_tensor._replace(name=OUTPUT) for tied_tensor in loaded_tensors if tied_tensor.name == EMBEDDING),
+        )
 
     @cached_property
-    def modules(self) -> tuple[LayerShape, ...]:
+    def mtp_modules(self) -> tuple[LayerShape, ...]:
         """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
-        shapes: list[LayerShape] = []
+        module_shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().place().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:
-                shapes += [_layer_shape(tree_node)] * len(tree_node.node.indices)
-        return tuple(shapes)
+                module_shapes += [_layer_shape(tree_node)] * len(tree_node.node.indices)
+        return tuple(module_shapes)
 
     @cached_property
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors of multi-token-prediction modules, in the formats of additional layers."""
         layer_count = len(self.layers)
-        if self.file is not None and self.quantize is None:
-            return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= layer_count)
+        if self.gguf_file is not None and self.quantize is None:
+            return tuple(
+                tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
+            )
         every_site = weight_sites_of(self.preset.model.tree(), frozenset({MTP.name}))
         modules = [
             replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
             for weight_site in every_site
             if weight_site.optional == MTP.name
         ]
-        sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
-        return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
+        weight_sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
+        return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in weight_sizes)
 
     @property
     def file_bytes(self) -> int:
         """The bytes of all tensors in the GGUF file."""
-        return sum(tensor.nbytes for tensor in self.stored)
+        return sum(tensor.nbytes for tensor in self.stored_tensors)
 
     def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
@@ -299,72 +306,80 @@ def _layer_places(tree_node: Place) -> Iterator[Place]:
 
 def _layer_shape(layer: Place) -> LayerShape:
     """Returns a layer's sizes, read from the layer's operations."""
-    shape = LayerShape()
+    layer_shape = LayerShape()
     query_rank = channels = kernel = 0
     for tree_node in layer.walk():
-        op, name = tree_node.node.op, tree_node.node.name
+        layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
             continue
-        if isinstance(op, AttentionCore):
-            shape.heads, shape.head_dim = int(op.heads), int(op.qk_dim)
-            shape.window = None if op.window is None else int(op.window)
+        if isinstance(layer_op, AttentionCore):
+            layer_shape.heads, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
+            layer_shape.window = None if layer_op.window is None else int(layer_op.window)
             absorbed_form = tree_node.node.forms.get("absorbed")
             if isinstance(absorbed_form, AttentionCore):
-                rank = int(absorbed_form.v_dim)
-                rope = int(absorbed_form.qk_dim) - rank
-                shape.latent = LatentSizes(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
-        elif isinstance(op, KVCache):
-            widths = [int(heads) * int(size) for heads, size in op.vectors]
-            shape.key_width = widths[0] if len(widths) > 1 else int(op.width)
-            shape.value_width = sum(widths[1:])
-            if op.limit is not None and shape.window is None:
-                shape.window = int(op.limit)
-        elif isinstance(op, State):
-            shape.state_elements += 0 if op.kind == "conv_state" else int(op.size)
-        elif isinstance(op, Conv1d):
-            shape.state_elements += int(op.n_out) * (int(op.kernel) - 1)
-            channels, kernel = int(op.n_out), int(op.kernel)
-        elif isinstance(op, DeltaRule) and not op.by_channel and channels:
-            values = int(op.heads) * int(op.value_dim)
-            sizes = int(op.heads), int(op.key_dim), int(op.value_dim)
-            shape.delta_net = DeltaNet(*sizes, key_width=(channels - values) // 2, kernel=kernel)
-        elif isinstance(op, ExpertLinear) and name in ("up_proj", "fc1"):
-            shape.experts, shape.top_k, shape.expert_width = int(op.num_experts), int(op.top_k), int(op.n_out)
-        elif isinstance(op, Linear):
-            if name == "q_a_proj":
-                query_rank = int(op.n_out)
-            elif name == "gate_proj" and tree_node.kind == "attention":
-                shape.gate_width = int(op.n_out)
-            elif name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
-                shape.shared_width = int(op.n_out)
-            elif name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
-                shape.width = int(op.n_out)
-            shape.is_gated |= name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
-    if shape.experts:
-        shape.is_gated |= any(
+                latent_rank = int(absorbed_form.v_dim)
+                rope_dim = int(absorbed_form.qk_dim) - latent_rank
+                layer_shape.latent = LatentSizes(
+                    latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
+                )
+        elif isinstance(layer_op, KVCache):
+            widths = [int(heads) * int(head_size) for heads, head_size in layer_op.vectors]
+            layer_shape.key_width = widths[0] if len(widths) > 1 else int(layer_op.width)
+            layer_shape.value_width = sum(widths[1:])
+            if layer_op.limit is not None and layer_shape.window is None:
+                layer_shape.window = int(layer_op.limit)
+        elif isinstance(layer_op, State):
+            layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
+        elif isinstance(layer_op, Conv1d):
+            layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
+            channels, kernel = int(layer_op.n_out), int(layer_op.kernel)
+        elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and channels:
+            value_width = int(layer_op.heads) * int(layer_op.value_dim)
+            delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
+            layer_shape.delta_net = DeltaNet(*delta_net_sizes, key_width=(channels - value_width) // 2, kernel=kernel)
+        elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
+            layer_shape.experts, layer_shape.top_k, layer_shape.expert_width = (
+                int(layer_op.num_experts),
+                int(layer_op.top_k),
+                int(layer_op.n_out),
+            )
+        elif isinstance(layer_op, Linear):
+            if op_name == "q_a_proj":
+                query_rank = int(layer_op.n_out)
+            elif op_name == "gate_proj" and tree_node.kind == "attention":
+                layer_shape.gate_width = int(layer_op.n_out)
+            elif op_name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
+                layer_shape.shared_width = int(layer_op.n_out)
+            elif op_name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
+                layer_shape.width = int(layer_op.n_out)
+            layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
+    if layer_shape.experts:
+        layer_shape.is_gated |= any(
             tree_node.node.name == "gate_proj" and tree_node.kind == "experts" for tree_node in layer.walk()
         )
-    if shape.latent is not None:
-        shape.latent = shape.latent._replace(query_rank=query_rank)
-        shape.key_width, shape.value_width = shape.latent.rank + shape.latent.rope, 0
-    return shape
+    if layer_shape.latent is not None:
+        layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
+        layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope, 0
+    return layer_shape
 
 
 def _gguf_name(weight_site: WeightSite) -> str:
     """Returns the name of a weight in a GGUF file."""
     is_weight = weight_site.tensor.role != "vector" or weight_site.name.endswith("norm") or weight_site.name == "sinks"
-    end = "weight" if is_weight else "bias"
+    name_ending = "weight" if is_weight else "bias"
     if weight_site.layer is None:
         return f"{TENSOR_NAMES.get(weight_site.path, weight_site.path)}.weight"
     name_in_layer = weight_site.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
     suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
-    name = next((LAYER_TENSOR_NAMES[suffix] for suffix in suffixes if suffix in LAYER_TENSOR_NAMES), name_parts[-1])
-    return f"blk.{weight_site.layer}.{name}.{end}"
+    gguf_name = next(
+        (LAYER_TENSOR_NAMES[suffix] for suffix in suffixes if suffix in LAYER_TENSOR_NAMES), name_parts[-1]
+    )
+    return f"blk.{weight_site.layer}.{gguf_name}.{name_ending}"
 
 
-def _layer_of(name: str) -> int | None:
-    match = re.match(r"blk\.([0-9]{1,6})\.", name)
+def _layer_of(tensor_name: str) -> int | None:
+    match = re.match(r"blk\.([0-9]{1,6})\.", tensor_name)
     return None if match is None else int(match[1])
 
 

@@ -59,50 +59,54 @@ def _range_test(first_character: str, last_character: str) -> CharacterTest:
 class Pattern:
     """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
-    def __init__(self, text: str, flag: str) -> None:
-        self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
+    def __init__(self, pattern_text: str, flag: str) -> None:
+        self._text, self._flag, self._at, self._depth, self._steps = pattern_text, flag, 0, 0, 0
         self._matched: dict[str, bool] = {}
-        if len(text) > MOST_CHARACTERS:
-            raise InputError(f"{flag}: a pattern of {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
+        if len(pattern_text) > MOST_CHARACTERS:
+            raise InputError(
+                f"{flag}: a pattern of {len(pattern_text):,} characters; expected at most {MOST_CHARACTERS:,}"
+            )
         self._edges: list[list[tuple[_Step, int]]] = [[]]
         self._end = self._parse_alternatives(0)
-        if self._at < len(text):
+        if self._at < len(pattern_text):
             raise self._pattern_error("an unmatched )")
 
-    def matches(self, name: str) -> bool:
+    def matches(self, tensor_name: str) -> bool:
         """Whether the pattern occurs anywhere in a name (std::regex_search). Results are cached."""
-        if name not in self._matched:
-            self._matched[name] = self._search(name[:LONGEST_NAME])
-        return self._matched[name]
+        if tensor_name not in self._matched:
+            self._matched[tensor_name] = self._search(tensor_name[:LONGEST_NAME])
+        return self._matched[tensor_name]
 
-    def _search(self, name: str) -> bool:
-        states: set[int] = set()
-        for i in range(len(name) + 1):
-            self._add_reachable_states(0, states, i == 0, i == len(name))
-            if self._end in states:
+    def _search(self, tensor_name: str) -> bool:
+        active_states: set[int] = set()
+        for i in range(len(tensor_name) + 1):
+            self._add_reachable_states(0, active_states, i == 0, i == len(tensor_name))
+            if self._end in active_states:
                 return True
             next_states: set[int] = set()
-            if i < len(name):
-                for state in states:
-                    for step, next_state in self._edges[state]:
-                        if step is not None and not isinstance(step, _Anchor) and step(name[i]):
-                            self._add_reachable_states(next_state, next_states, False, i + 1 == len(name))
-            states = next_states
+            if i < len(tensor_name):
+                for automaton_state in active_states:
+                    for edge, next_state in self._edges[automaton_state]:
+                        if edge is not None and not isinstance(edge, _Anchor) and edge(tensor_name[i]):
+                            self._add_reachable_states(next_state, next_states, False, i + 1 == len(tensor_name))
+            active_states = next_states
         return False
 
-    def _add_reachable_states(self, state: int, states: set[int], is_at_start: bool, is_at_end: bool) -> None:
+    def _add_reachable_states(
+        self, start_state: int, reached_states: set[int], is_at_start: bool, is_at_end: bool
+    ) -> None:
         """Adds a state of the automaton, and all states reachable without reading a character."""
-        pending_states = [state]
+        pending_states = [start_state]
         while pending_states:
             current_state = pending_states.pop()
-            if current_state in states:
+            if current_state in reached_states:
                 continue
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
-            states.add(current_state)
-            for step, next_state in self._edges[current_state]:
-                if step is None or (isinstance(step, _Anchor) and (is_at_end if step.is_end else is_at_start)):
+            reached_states.add(current_state)
+            for edge, next_state in self._edges[current_state]:
+                if edge is None or (isinstance(edge, _Anchor) and (is_at_end if edge.is_end else is_at_start)):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
@@ -111,8 +115,8 @@ class Pattern:
         self._edges.append([])
         return len(self._edges) - 1
 
-    def _pattern_error(self, what: str) -> InputError:
-        return InputError(f"{self._flag} {shown(self._text)}: {what} at character {self._at + 1} of the pattern")
+    def _pattern_error(self, problem: str) -> InputError:
+        return InputError(f"{self._flag} {shown(self._text)}: {problem} at character {self._at + 1} of the pattern")
 
     def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""
@@ -126,17 +130,17 @@ class Pattern:
             self._at += 1
             end_states.append(self._parse_sequence(start_state))
         end_state = self._new_state()
-        for state in end_states:
-            self._edges[state].append((None, end_state))
+        for end_state_of_branch in end_states:
+            self._edges[end_state_of_branch].append((None, end_state))
         self._depth -= 1
         return end_state
 
     def _parse_sequence(self, start_state: int) -> int:
-        state = self._new_state()
-        self._edges[start_state].append((None, state))
+        end_state = self._new_state()
+        self._edges[start_state].append((None, end_state))
         while self._next_character() not in ("", "|", ")"):
-            state = self._parse_repetition(state)
-        return state
+            end_state = self._parse_repetition(end_state)
+        return end_state
 
     def _parse_repetition(self, start_state: int) -> int:
         """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
@@ -148,24 +152,24 @@ class Pattern:
         if (least_times, most_times) == (1, 1):
             return end_state
         self._edges[start_state].clear()
-        state = start_state
+        current_state = start_state
         for _ in range(least_times):
-            state = self._copy_states(atom_start, first_new_state, state)
+            current_state = self._copy_states(atom_start, first_new_state, current_state)
         if most_times is None:
             loop = self._new_state()
-            self._edges[state].append((None, loop))
+            self._edges[current_state].append((None, loop))
             self._edges[self._copy_states(atom_start, first_new_state, loop)].append((None, loop))
-            state = loop
+            current_state = loop
         else:
-            exit_states = [state]
+            exit_states = [current_state]
             for _ in range(most_times - least_times):
-                state = self._copy_states(atom_start, first_new_state, state)
-                exit_states.append(state)
-            state = self._new_state()
+                current_state = self._copy_states(atom_start, first_new_state, current_state)
+                exit_states.append(current_state)
+            current_state = self._new_state()
             for exit_state in exit_states:
-                self._edges[exit_state].append((None, state))
+                self._edges[exit_state].append((None, current_state))
         self._at = text_position
-        return state
+        return current_state
 
     def _copy_states(self, first_state: int, states_end: int, start_state: int) -> int:
         self._at = first_state
@@ -180,21 +184,29 @@ class Pattern:
         character = self._next_character()
         if character and character in "*+?":
             self._at += 1
-            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
+            repetition_counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
             text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
-            minimum, comma, maximum = text_in_braces.partition(",")
-            if not brace or not minimum.isdecimal() or (maximum and not maximum.isdecimal()) or len(text_in_braces) > 9:
+            least_text, separator, most_text = text_in_braces.partition(",")
+            if (
+                not brace
+                or not least_text.isdecimal()
+                or (most_text and not most_text.isdecimal())
+                or len(text_in_braces) > 9
+            ):
                 raise self._pattern_error("a wrong repeat")
             self._at += len(text_in_braces) + 2
-            counts = (int(minimum), int(maximum) if maximum else (None if comma else int(minimum)))
-            if counts[1] is not None and counts[1] < counts[0]:
+            repetition_counts = (
+                int(least_text),
+                int(most_text) if most_text else (None if separator else int(least_text)),
+            )
+            if repetition_counts[1] is not None and repetition_counts[1] < repetition_counts[0]:
                 raise self._pattern_error("a wrong repeat")
         else:
             return 1, 1
         if self._next_character() == "?":  # lazy: the same names match
             self._at += 1
-        return counts
+        return repetition_counts
 
     def _parse_atom(self, start_state: int) -> int:
         character = self._next_character()
@@ -204,18 +216,18 @@ class Pattern:
             raise self._pattern_error("a repeat of nothing")
         self._at += 1
         end_state = self._new_state()
-        step: _Step
+        edge: _Step
         if character in "^$":
-            step = _Anchor(character == "$")
+            edge = _Anchor(character == "$")
         elif character == "[":
-            step = self._parse_character_set()
+            edge = self._parse_character_set()
         elif character == "\\":
-            step = self._parse_escape()
+            edge = self._parse_escape()
         elif character == ".":
-            step = lambda c: c not in "\n\r"  # noqa: E731
+            edge = lambda character_read: character_read not in "\n\r"  # noqa: E731
         else:
-            step = character.__eq__
-        self._edges[start_state].append((step, end_state))
+            edge = character.__eq__
+        self._edges[start_state].append((edge, end_state))
         return end_state
 
     def _parse_group(self, start_state: int) -> int:
@@ -224,11 +236,11 @@ class Pattern:
             if self._text[self._at : self._at + 2] != "?:":
                 raise self._pattern_error("look-ahead is not modelled")
             self._at += 2
-        end = self._parse_alternatives(start_state)
+        end_state = self._parse_alternatives(start_state)
         if self._next_character() != ")":
             raise self._pattern_error("an unmatched (")
         self._at += 1
-        return end
+        return end_state
 
     def _parse_escape(self) -> CharacterTest:
         character = self._next_character()
@@ -240,22 +252,24 @@ class Pattern:
     def _parse_character_set(self) -> CharacterTest:
         is_negated = self._next_character() == "^"
         self._at += is_negated
-        tests: list[CharacterTest] = []
+        character_tests: list[CharacterTest] = []
         while self._next_character() != "]":
             if not self._next_character():
                 raise self._pattern_error("an unmatched [")
             first_character = self._next_character()
             self._at += 1
             if first_character == "\\":
-                tests.append(self._parse_escape())
+                character_tests.append(self._parse_escape())
                 continue
             if self._next_character() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 last_character = self._text[self._at + 1]
                 self._at += 2
                 if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                tests.append(_range_test(first_character, last_character))
+                character_tests.append(_range_test(first_character, last_character))
             else:
-                tests.append(first_character.__eq__)
+                character_tests.append(first_character.__eq__)
         self._at += 1
-        return lambda c: any(test(c) is True for test in tests) != is_negated
+        return lambda character_read: (
+            any(character_test(character_read) is True for character_test in character_tests) != is_negated
+        )

@@ -34,10 +34,10 @@ class Override:
     device: str
 
 
-def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
+def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     overrides = []
-    texts = text.split(",")
+    texts = override_text.split(",")
     if len(texts) > MOST_OVERRIDES:
         raise InputError(f"--override-tensor: {len(texts):,} patterns; expected at most {MOST_OVERRIDES:,}")
     pending_text = ""
@@ -46,15 +46,15 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
         pattern, equals_sign, device = pending_text.rpartition("=")
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
-        name = device.strip().upper().removesuffix("_HOST")
+        device_name = device.strip().upper().removesuffix("_HOST")
         devices_by_name = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
-        name = HOST if device.strip().upper().endswith("_HOST") else name
-        if name not in devices_by_name:
+        device_name = HOST if device.strip().upper().endswith("_HOST") else device_name
+        if device_name not in devices_by_name:
             device_names = ", ".join(devices_by_name.values())
             raise InputError(
                 f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        overrides.append(Override(Pattern(pattern, "--override-tensor"), devices_by_name[name]))
+        overrides.append(Override(Pattern(pattern, "--override-tensor"), devices_by_name[device_name]))
         pending_text = ""
     if pending_text:
         raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
@@ -77,13 +77,13 @@ class LayerDevices:
     def device(self, layer: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
         active_devices = min(self.on_gpus, self.number + 1) if self.devices else 0
-        start = max(self.number + self.output_counts_first - self.on_gpus, 0)
-        if layer < start or layer - start >= active_devices:
+        first_gpu_layer = max(self.number + self.output_counts_first - self.on_gpus, 0)
+        if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
             return HOST
         total_share = sum(self.split)
-        cumulative_shares = [end / total_share for end in accumulate(self.split)]
+        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.split)]
         return self.devices[
-            min(bisect_right(cumulative_shares, (layer - start) / active_devices), len(self.devices) - 1)
+            min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / active_devices), len(self.devices) - 1)
         ]
 
 

@@ -24,9 +24,11 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 def cache_bytes(type_name: str, elements: int) -> int:
     """Returns the bytes of `elements` cached elements in a ggml number format."""
-    sizes = {ggml_type.lower(): (block, nbytes) for ggml_type, block, nbytes in TYPES.values()} | MORE_TYPES
-    block, nbytes = sizes[type_name]
-    return -(-elements // block) * nbytes
+    block_sizes = {
+        ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
+    } | MORE_TYPES
+    block_elements, block_bytes = block_sizes[type_name]
+    return -(-elements // block_elements) * block_bytes
 
 
 class Buffers(NamedTuple):
@@ -43,10 +45,13 @@ class Buffers(NamedTuple):
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
 
-        def sums(sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
-            return {device: sizes.get(device, 0) + draft_sizes.get(device, 0) for device in {**sizes, **draft_sizes}}
+        def add_sizes(model_sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
+            return {
+                device: model_sizes.get(device, 0) + draft_sizes.get(device, 0)
+                for device in {**model_sizes, **draft_sizes}
+            }
 
-        return Buffers(*map(sums, self, draft))
+        return Buffers(*map(add_sizes, self, draft))
 
 
 @frozen(eq=False)
@@ -66,8 +71,8 @@ class GgmlServer(GgmlSettings):
     @cached_property
     def overrides(self) -> tuple[Override, ...]:
         """The parsed rules of --override-tensor."""
-        text = self.flags.get("override_tensor")
-        return () if text is None else read_overrides(str(text), self.devices)
+        override_text = self.flags.get("override_tensor")
+        return () if override_text is None else read_overrides(str(override_text), self.devices)
 
     @cached_property
     def placement(self) -> Placement:
@@ -76,53 +81,57 @@ class GgmlServer(GgmlSettings):
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )
         layer_count = len(self.model.layers)
-        number = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        host_expert_layers = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense_layers = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
             self.overrides,
-            host_experts=frozenset(range(min(number, layer_count))),
+            host_experts=frozenset(range(min(host_expert_layers, layer_count))),
             host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
-        sizes: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
+        bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
-            sizes[placement.device(tensor)] += tensor.nbytes
-        sizes[encoder_device(self.flags, self.devices)] += self.encoder_bytes
-        return sizes
+            bytes_by_device[placement.device(tensor)] += tensor.nbytes
+        bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
+        return bytes_by_device
 
     def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
         """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys."""
         if layer.latent is not None:
             return self._latent_cache(layer)
         cells = self.window_cells(layer.window) * self.streams
-        keys = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
-        values = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
-        states = layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
-        return keys + 4 * states, values
+        key_bytes = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
+        value_bytes = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
+        state_bytes = (
+            layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
+        )
+        return key_bytes + 4 * state_bytes, value_bytes
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
-        cells, (rank, rope, nope, value, _) = self.cache_cells, layer.latent
+        cells, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
         if self.latent_mode == 0:
-            keys = cells * cache_bytes(self.key_type, layer.heads * (nope + rope))
-            return keys, cells * cache_bytes(self.value_type, layer.heads * value)
-        is_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
-        keys = cells * cache_bytes(self.key_type if is_alone else self.value_type, rank + rope)
+            key_bytes = cells * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
+            return key_bytes, cells * cache_bytes(self.value_type, layer.heads * value_dim)
+        keeps_latents_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
+        key_bytes = cells * cache_bytes(
+            self.key_type if keeps_latents_alone else self.value_type, latent_rank + rope_dim
+        )
         has_values = self.rules.latent_cache == "keys and values" or (
             self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.uses_flash_attention
         )
-        return keys, cells * cache_bytes(self.value_type, rank) if has_values else 0
+        return key_bytes, cells * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
     def cache_buffers(self, placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the caches, by the layers' devices."""
-        sizes: dict[str, int] = {}
+        bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
             device = placement.layers.device(i) if self.keeps_cache else HOST
-            sizes[device] = sizes.get(device, 0) + sum(self.layer_cache(layer))
-        return sizes
+            bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
+        return bytes_by_device
 
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the compute graph of one micro-batch."""
@@ -136,13 +145,13 @@ class GgmlServer(GgmlSettings):
             tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }
         rules, layer_count = self.rules, len(self.model.layers)
-        rows = self.sequences * (1 + self.drafted_tokens)
-        outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
-        windows = {layer.window for layer in layers.values()}
-        settings = GraphSettings(
+        output_rows = self.sequences * (1 + self.drafted_tokens)
+        output_count = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, output_rows)
+        window_sizes = {layer.window for layer in layers.values()}
+        graph_settings = GraphSettings(
             tokens=self.micro_batch,
-            outputs=outputs,
-            cells={window: self.window_cells(window) for window in windows},
+            outputs=output_count,
+            cells={window: self.window_cells(window) for window in window_sizes},
             flash=self.uses_flash_attention,
             layer_cache=self.layer_cache,
             key_type_bytes=cache_bytes(self.key_type, 256),
@@ -157,15 +166,15 @@ class GgmlServer(GgmlSettings):
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
-        moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
-        keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
-        laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
+        moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
+        layer_keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
+        laid_out_indices = [list(layers)[i] for i in laid_out_layers(layer_keys)]
         model_graph = ModelGraph(
             rules.graph,
-            settings,
+            graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: layers[i] for i in laid_out},
+            {i: layers[i] for i in laid_out_indices},
             max(layers) + 1,
             placement.layers.device,
             size_and_device.get,
@@ -177,7 +186,7 @@ class GgmlServer(GgmlSettings):
             and self.keeps_cache
             and not placement.has_overrides
         )
-        return buffer_sizes(model_graph.build(), self.devices, pipeline)
+        return buffer_sizes(model_graph.build_graph(), self.devices, pipeline)
 
     def _layer_keys(
         self,
@@ -196,7 +205,7 @@ class GgmlServer(GgmlSettings):
         for tensor in self.model.tensors:
             if tensor.layer is not None:
                 tensors_by_layer.setdefault(tensor.layer, []).append(tensor)
-        keys: list[Hashable] = []
+        layer_keys: list[Hashable] = []
         for i, layer in layers.items():
             tensors = tensors_by_layer.get(i, ())
             expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERT_TENSORS.match(tensor.name)}
@@ -204,12 +213,14 @@ class GgmlServer(GgmlSettings):
             for tensor in tensors:
                 nbytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
-                    is_copied = len(expert_homes) > 1 or (device == HOST and rules.moves_experts(moved_tokens, layer))
+                    copies_experts = len(expert_homes) > 1 or (
+                        device == HOST and rules.moves_experts(moved_tokens, layer)
+                    )
                 else:
-                    is_copied = device == HOST and rules.moves_product(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if is_copied else 0))
-            keys.append((id(layer), placement.layers.device(i), tuple(weights)))
-        return keys
+                    copies_experts = device == HOST and rules.moves_product(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if copies_experts else 0))
+            layer_keys.append((id(layer), placement.layers.device(i), tuple(weights)))
+        return layer_keys
 
     def buffers(self, placement: Placement) -> Buffers:
         """Returns all buffers by device."""
@@ -223,19 +234,19 @@ class GgmlServer(GgmlSettings):
     @property
     def file_bytes(self) -> int:
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
-        size = self.model.file_bytes + self.encoder_bytes
-        if self.drafts_by_modules and self.model.file is None:
-            size += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
-        return size + (0 if self.draft is None else self.draft.model.file_bytes)
+        total_bytes = self.model.file_bytes + self.encoder_bytes
+        if self.drafts_by_modules and self.model.gguf_file is None:
+            total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
+        return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
 
     def module_buffers(self, placement: Placement) -> Buffers:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        layer_count, modules = len(self.model.layers), self.model.modules
-        types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
-        module_server = self.with_flags(**types, spec_type="none")
+        layer_count, modules = len(self.model.layers), self.model.mtp_modules
+        cache_types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
+        module_server = self.with_flags(**cache_types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:
             device = placement.device(tensor)

@@ -38,7 +38,7 @@ class GgmlSettings(EngineServer):
     length_field: ClassVar[str] = "ctx_size"
     layout_fields: ClassVar[tuple[str, ...]] = ()
 
-    record: GgmlRecord
+    engine_record: GgmlRecord
     reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -46,9 +46,11 @@ class GgmlSettings(EngineServer):
         super().__post_init__()
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
-            first_version = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            first_version = next(
+                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"), ""
+            )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
-        if self.drafts_by_modules and not self.model.modules:
+        if self.drafts_by_modules and not self.model.mtp_modules:
             raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
@@ -57,7 +59,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def rules(self) -> GgmlRules:
-        return self.record.rules(self.numbers)
+        return self.engine_record.rules(self.version_numbers)
 
     @cached_property
     def model(self) -> GgufModel:
@@ -67,50 +69,50 @@ class GgmlSettings(EngineServer):
     def devices(self) -> tuple[str, ...]:
         """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU."""
         vendor = self.hardware.vendor.split(" ")[0].upper()
-        word = DEVICE_NAMES.get(vendor, "CUDA")
+        backend_name = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            names = [device_name.strip() for device_name in str(device_list).split(",")]
-            if names == ["none"]:
+            listed_names = [device_name.strip() for device_name in str(device_list).split(",")]
+            if listed_names == ["none"]:
                 return ()
-            if names[0].startswith(VULKAN):
-                word = VULKAN
-            number = len(names)
+            if listed_names[0].startswith(VULKAN):
+                backend_name = VULKAN
+            device_count = len(listed_names)
         else:
-            number = len(self.split_shares) or 1
-        if number > MOST_DEVICES:
-            raise InputError(f"--device: {number} devices; expected at most {MOST_DEVICES}")
+            device_count = len(self.split_shares) or 1
+        if device_count > MOST_DEVICES:
+            raise InputError(f"--device: {device_count} devices; expected at most {MOST_DEVICES}")
         if self.flags.get("split_mode") == "none":
-            number = 1
-        return tuple(f"{word}{i}" for i in range(number))
+            device_count = 1
+        return tuple(f"{backend_name}{i}" for i in range(device_count))
 
     @property
     def split_shares(self) -> tuple[float, ...]:
         """The GPUs' shares of the layers in --tensor-split."""
-        text = self.flags.get("tensor_split")
-        if text is None:
+        share_list = self.flags.get("tensor_split")
+        if share_list is None:
             return ()
         try:
-            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
+            parsed_shares = tuple(float(share_text[:20]) for share_text in str(share_list).replace("/", ",").split(","))
         except ValueError:
-            shares = ()
-        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
+            parsed_shares = ()
+        if not parsed_shares or not all(0 <= share <= 10**9 for share in parsed_shares) or not sum(parsed_shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
-        return shares
+        return parsed_shares
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
         """Each device's share of the layers; equal by default, because all devices have the same free memory."""
-        shares = self.split_shares or (1.0,) * len(self.devices)
-        if len(shares) > max(len(self.devices), 1):
-            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
-        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
+        shares_by_device = self.split_shares or (1.0,) * len(self.devices)
+        if len(shares_by_device) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(shares_by_device)} shares for {len(self.devices)} devices")
+        return (*shares_by_device, *(0.0,) * (len(self.devices) - len(shares_by_device)))
 
     @property
     def sequences(self) -> int:
         """The number of the server's slots, which run sequences in parallel (--parallel)."""
-        number = int(self.flags.get("parallel", -1))
-        return number if number > 0 else self.rules.parallel
+        chosen_number = int(self.flags.get("parallel", -1))
+        return chosen_number if chosen_number > 0 else self.rules.parallel
 
     @property
     def is_unified(self) -> bool:
@@ -134,9 +136,9 @@ class GgmlSettings(EngineServer):
     @property
     def context(self) -> int:
         """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
-        number = int(self.flags.get("ctx_size", self.rules.ctx_size))
-        if number:
-            return number
+        chosen_context = int(self.flags.get("ctx_size", self.rules.ctx_size))
+        if chosen_context:
+            return chosen_context
         if "kv_unified_per_slot" in self.flags:
             return int(self.flags["kv_unified_per_slot"]) * self.sequences
         if not self.model.trained_context:
@@ -146,8 +148,8 @@ class GgmlSettings(EngineServer):
     @property
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
-        padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return _round_up(_round_up(self.context, padding) // self.streams, padding)
+        cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
+        return _round_up(_round_up(self.context, cell_padding) // self.streams, cell_padding)
 
     @property
     def cache_cells(self) -> int:
@@ -245,10 +247,10 @@ class GgmlSettings(EngineServer):
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
-        batch = self.batch if self.rules.window_batch == "batch" else self.micro_batch
-        needed_cells = window * (self.sequences if self.is_unified else 1) + batch
-        padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return min(full_cells, _round_up(needed_cells, padding))
+        batch_tokens = self.batch if self.rules.window_batch == "batch" else self.micro_batch
+        needed_cells = window * (self.sequences if self.is_unified else 1) + batch_tokens
+        cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
+        return min(full_cells, _round_up(needed_cells, cell_padding))
 
     @property
     def asks_for_layers(self) -> bool:
@@ -258,23 +260,23 @@ class GgmlSettings(EngineServer):
     @property
     def layers_on_gpus(self) -> int:
         """The number of layers on GPUs; the output counts as a layer."""
-        word = str(self.flags.get("n_gpu_layers", "auto"))
+        flag_text = str(self.flags.get("n_gpu_layers", "auto"))
         layer_count = len(self.model.layers) + 1
-        if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
+        if flag_text == "auto" or (flag_text == "-1" and self.rules.n_gpu_layers == "all"):
             return layer_count if self.rules.n_gpu_layers == "all" else 0
-        return layer_count if word == "all" or int(word) < 0 else min(int(word), layer_count)
+        return layer_count if flag_text == "all" or int(flag_text) < 0 else min(int(flag_text), layer_count)
 
     @property
     def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
+        return max(0, self.hardware.capacity_bytes - self.engine_record.context.mib * MIB - self.reserved_bytes)
 
     @property
     def adjusts_flags(self) -> bool:
         """Whether the server adjusts unset flags to free memory (--fit)."""
-        word = self.flags.get("fit")
-        return self.rules.fits if word is None else str(word) in ("on", "true", "True")
+        flag_text = self.flags.get("fit")
+        return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(number: int, padding: int) -> int:
-    return -(-number // padding) * padding
+def _round_up(cells: int, padding: int) -> int:
+    return -(-cells // padding) * padding

@@ -61,29 +61,29 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
-    types = drafting_types(flags)
+    chosen_types = drafting_types(flags)
     if flags.get("model_draft"):
-        if MTP_TYPE in types:
+        if MTP_TYPE in chosen_types:
             raise InputError(f"--spec-type {MTP_TYPE}: with --model-draft is not modelled; remove one of them")
-        types.append("draft-simple")
+        chosen_types.append("draft-simple")
     tokens = 0
-    for drafting_type in types:
+    for drafting_type in chosen_types:
         if drafting_type not in TOKENS_OF_TYPES:
             raise InputError(
                 f"--spec-type {shown(drafting_type)}: is not modelled; expected --model-draft, or one of "
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
-        flag, default = TOKENS_OF_TYPES[drafting_type]
-        tokens = max(tokens, int(flags.get(flag, default)))
+        flag, default_tokens = TOKENS_OF_TYPES[drafting_type]
+        tokens = max(tokens, int(flags.get(flag, default_tokens)))
     return tokens
 
 
 def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
-    name = flags.get("model_draft")
-    if not name:
+    draft_name = flags.get("model_draft")
+    if not draft_name:
         return None
-    draft = read_draft(str(name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
+    draft = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
     if states_of(draft.model) is not None:
         raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
     check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")
@@ -93,7 +93,9 @@ def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
     inherited = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
-    chosen_flags = {field: flags[draft_field] for draft_field, field in TARGET_FLAGS.items() if draft_field in flags}
+    chosen_flags = {
+        target_field: flags[draft_field] for draft_field, target_field in TARGET_FLAGS.items() if draft_field in flags
+    }
     return {
         **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

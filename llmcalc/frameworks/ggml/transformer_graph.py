@@ -122,40 +122,42 @@ class ModelGraph:
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
-    def _weight(self, name: str, layer: int | None) -> Tensor:
-        bytes_and_device = self.weight(name)
+    def _weight(self, weight_name: str, layer: int | None) -> Tensor:
+        bytes_and_device = self.weight(weight_name)
         device = HOST if layer is None else self.layer_device(layer)
         nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(nbytes, operation="weight", device=weight_device)
 
     def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
-        size = bytes
+        nbytes = bytes
         for axis in elements:
-            size *= axis
-        return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
+            nbytes *= axis
+        return Tensor(nbytes, sources, "new", (*elements, bytes), may_move=may_move)
 
-    def _new_typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
+    def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
-        size = block_bytes
-        for axis in elements:
-            size *= axis
-        return Tensor(size // 256, sources)
+        nbytes = block_bytes
+        for dimension in dimensions:
+            nbytes *= dimension
+        return Tensor(nbytes // 256, sources)
 
     def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
 
-    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
-        """Returns a view of a tensor. offset: whether the view begins after the tensor's first element."""
+    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
+        """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
         layout = None if elements is None else (*elements, input_tensor.layout[-1] if input_tensor.layout else F32)
-        return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=offset)
+        return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
-    def matmul(self, name: str, layer: int | None, rows: int, input_tensor: Tensor, tokens: int) -> Tensor:
-        weight = self._weight(name, layer)
+    def matmul(
+        self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
+    ) -> Tensor:
+        weight = self._weight(weight_name, layer)
         may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
-        return self._new((rows, tokens), weight, input_tensor, may_move=may_move)
+        return self._new((output_width, tokens), weight, input_tensor, may_move=may_move)
 
-    def norm(self, name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
-        weight = self._weight(name, layer)
+    def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
+        weight = self._weight(weight_name, layer)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
         normed = self._inplace(input_tensor, input_tensor)
@@ -167,14 +169,16 @@ class ModelGraph:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
-            rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
+            padded_rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
             cells = self.settings.cells[window] * self.settings.streams
-            is_flash = self.settings.flash
-            element_bytes = F16 if is_flash and self.rules.mask_f16 else F32
-            source = Tensor(cells * rows * element_bytes, operation="input", layout=(cells, rows, element_bytes))
-            self._mask_inputs[window] = source
-            is_converted = is_flash and not self.rules.mask_f16
-            self._masks[window] = self._new((cells, rows), source, bytes=F16) if is_converted else source
+            uses_flash_attention = self.settings.flash
+            element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
+            mask_input = Tensor(
+                cells * padded_rows * element_bytes, operation="input", layout=(cells, padded_rows, element_bytes)
+            )
+            self._mask_inputs[window] = mask_input
+            is_converted = uses_flash_attention and not self.rules.mask_f16
+            self._masks[window] = self._new((cells, padded_rows), mask_input, bytes=F16) if is_converted else mask_input
         return self._masks[window]
 
     def rotation_matrix(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
@@ -184,10 +188,12 @@ class ModelGraph:
         """
         if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head % LEAST_ROTATION:
             return None
-        size = LEAST_ROTATION
-        while head % (2 * size) == 0 and (not most_columns or 2 * size <= most_columns):
-            size *= 2
-        return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
+        matrix_size = LEAST_ROTATION
+        while head % (2 * matrix_size) == 0 and (not most_columns or 2 * matrix_size <= most_columns):
+            matrix_size *= 2
+        return self._rotations.setdefault(
+            (matrix_size, most_columns), Tensor(matrix_size * matrix_size * F32, operation="input")
+        )
 
     def apply_rotation(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
         """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
@@ -198,13 +204,15 @@ class ModelGraph:
     # -- attention -----------------------------------------------------------------------------------------------
 
     def _store_in_cache(self, cache: Tensor, input_tensor: Tensor, row_numbers: Tensor | None = None) -> Tensor:
-        numbers = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
-        return Tensor(0, (input_tensor, *numbers, cache), "store")
+        row_number_sources = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
+        return Tensor(0, (input_tensor, *row_number_sources, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
-        keys, values = (Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer))
+        key_cache, value_cache = (
+            Tensor(cache_size, operation="cache", device=cache_device) for cache_size in settings.layer_cache(layer)
+        )
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
@@ -225,16 +233,16 @@ class ModelGraph:
         query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
         key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
-        self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
-        self.graph.expand(self._store_in_cache(keys, key))
+        self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
+        self.graph.add_operations(self._store_in_cache(key_cache, key))
         if not settings.flash:
             value = self._view(value, None)
-        self.graph.expand(self._store_in_cache(values, value))
-        heads_output = self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
-        self.graph.expand(heads_output)
+        self.graph.add_operations(self._store_in_cache(value_cache, value))
+        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
+        self.graph.add_operations(heads_output)
         heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
         if gate_width:
-            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, offset=True))
+            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
@@ -244,17 +252,17 @@ class ModelGraph:
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
+        self, query: Tensor, keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window: int | None
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
         cells = settings.cells[window]
         if settings.flash:
-            weighted_values = self._new((value_dim, heads, tokens), query, keys, values, self.mask(window))
+            weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window))
             return self._view(weighted_values, (value_dim * heads, tokens))
         scores = self._new((cells, tokens, heads), keys, query)
         scores = self._inplace(scores, scores, self.mask(window))
-        weighted_values = self._new((value_dim, tokens, heads), values, scores)
+        weighted_values = self._new((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
             merged_heads.device = HOST
@@ -264,37 +272,43 @@ class ModelGraph:
         """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
-        rank, rope, nope, _, query_rank = latent
-        heads, head = layer.heads, nope + rope
+        latent_rank, rope_dim, nope_dim, _, query_rank = latent
+        heads, head = layer.heads, nope_dim + rope_dim
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         cache = Tensor(settings.layer_cache(layer)[0], operation="cache", device=cache_device)
-        source = normed
+        query_source = normed
         if query_rank:
-            source = self.norm(
+            query_source = self.norm(
                 f"blk.{i}.attn_q_a_norm.weight",
                 i,
                 self.matmul(f"blk.{i}.attn_q_a.weight", i, query_rank, normed, tokens),
             )
         query = self.matmul(
-            f"blk.{i}.attn_q_b.weight" if query_rank else f"blk.{i}.attn_q.weight", i, heads * head, source, tokens
+            f"blk.{i}.attn_q_b.weight" if query_rank else f"blk.{i}.attn_q.weight",
+            i,
+            heads * head,
+            query_source,
+            tokens,
         )
         query_nope = self._view(query, None)
-        query_rope = self._new((rope, heads, tokens), self._view(query, None, offset=True), self.positions)
-        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, rank + rope, normed, tokens)
-        key_rope = self._new((rope, tokens), self._view(compressed_latent, None, offset=True), self.positions)
+        query_rope = self._new((rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions)
+        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, normed, tokens)
+        key_rope = self._new((rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions)
         normed_latent = self._new(
-            (rank, tokens), self._view(compressed_latent, None), self._weight(f"blk.{i}.attn_kv_a_norm.weight", i)
+            (latent_rank, tokens),
+            self._view(compressed_latent, None),
+            self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
         )
         if settings.mla == 0:
             expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
-            cached_latent = self._new((rank + rope, tokens), key_rope, normed_latent)
-            self.graph.expand(self._store_in_cache(cache, cached_latent))
+            cached_latent = self._new((latent_rank + rope_dim, tokens), key_rope, normed_latent)
+            self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
                 expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
                 expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
-        self.graph.expand(expanded)
+        self.graph.add_operations(expanded)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
 
     def _attend_expanded(
@@ -309,20 +323,25 @@ class ModelGraph:
     ) -> Tensor:
         """Adds latent attention with expanded keys and values of every head in the cache."""
         assert layer.latent is not None
-        tokens, (_, rope, nope, value_dim, _) = self.settings.tokens, layer.latent
+        tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
-        keys, values = (
-            Tensor(size, operation="cache", device=cache_device) for size in self.settings.layer_cache(layer)
+        key_cache, value_cache = (
+            Tensor(cache_size, operation="cache", device=cache_device)
+            for cache_size in self.settings.layer_cache(layer)
         )
-        keys_and_values = self.matmul(f"blk.{i}.attn_kv_b.weight", i, heads * (nope + value_dim), normed_latent, tokens)
-        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, offset=True))
-        query = self._new((nope + rope, heads, tokens), query_nope, query_rope)
-        repeated_key_rope = self._new((rope, heads, tokens), key_rope, query_rope)
-        key = self._new((nope + rope, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
+        keys_and_values = self.matmul(
+            f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
+        )
+        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, has_offset=True))
+        query = self._new((nope_dim + rope_dim, heads, tokens), query_nope, query_rope)
+        repeated_key_rope = self._new((rope_dim, heads, tokens), key_rope, query_rope)
+        key = self._new((nope_dim + rope_dim, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
         value = self._view(value, (value_dim * heads, tokens))
-        self.graph.expand(query, key, value, self._store_in_cache(keys, key))
-        self.graph.expand(self._store_in_cache(values, value if self.settings.flash else self._view(value, None)))
-        return self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.add_operations(query, key, value, self._store_in_cache(key_cache, key))
+        self.graph.add_operations(
+            self._store_in_cache(value_cache, value if self.settings.flash else self._view(value, None))
+        )
+        return self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
 
     def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
@@ -333,39 +352,41 @@ class ModelGraph:
         """
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
-        _, rope, nope, value_dim, _ = layer.latent
+        _, rope_dim, nope_dim, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
-        group, mib = heads, heads * (nope + value_dim) * cells * F32 // MIB
+        group_heads, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
         max_mib = settings.attention_batch_mib
-        while max_mib and mib > max_mib and group % 2 == 0:
-            group, mib = group // 2, mib // 2
+        while max_mib and key_value_mib > max_mib and group_heads % 2 == 0:
+            group_heads, key_value_mib = group_heads // 2, key_value_mib // 2
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated_keys = self._new((rope, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._new_typed((rope, cells, group), copy_type_bytes, rotated_keys)
-        query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
-        self.graph.expand(query)
+            rotated_keys = self._new((rope_dim, cells), rotated_keys, bytes=F16)
+        rotated_keys = self._new_typed((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
+        query = self._new((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
+        self.graph.add_operations(query)
         attended: Tensor | None = None
-        for _ in range(heads // group):
+        for _ in range(heads // group_heads):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-            keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
+            keys_and_values = self._new((group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None))
             value = self._new_typed(
-                (value_dim, cells, group), copy_type_bytes, self._view(keys_and_values, None, offset=True)
+                (value_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
             )
-            key_nope = self._new_typed((nope, cells, group), copy_type_bytes, self._view(keys_and_values, None))
-            self.graph.expand(key_nope, value)
-            key = self._new_typed((nope + rope, cells, group), copy_type_bytes, rotated_keys, key_nope)
-            self.graph.expand(key)
+            key_nope = self._new_typed(
+                (nope_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None)
+            )
+            self.graph.add_operations(key_nope, value)
+            key = self._new_typed((nope_dim + rope_dim, cells, group_heads), copy_type_bytes, rotated_keys, key_nope)
+            self.graph.add_operations(key)
             weighted_values = self._new(
-                (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)
+                (value_dim, group_heads, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
-            merged_heads = self._view(weighted_values, (value_dim * group, tokens))
-            width = 0 if attended is None or attended.layout is None else attended.layout[0]
+            merged_heads = self._view(weighted_values, (value_dim * group_heads, tokens))
+            attended_width = 0 if attended is None or attended.layout is None else attended.layout[0]
             attended = (
                 merged_heads
                 if attended is None
-                else self._new((width + value_dim * group, tokens), attended, merged_heads)
+                else self._new((attended_width + value_dim * group_heads, tokens), attended, merged_heads)
             )
         assert attended is not None
         return attended
@@ -376,29 +397,36 @@ class ModelGraph:
         """Adds attention over the cached latents, with absorbed products."""
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
-        rank, rope, _, value_dim, _ = layer.latent
+        latent_rank, rope_dim, _, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-        absorbed_query = self._new((rank, tokens, heads), weight, query_nope)
+        absorbed_query = self._new((latent_rank, tokens, heads), weight, query_nope)
         if self.rules.style == "ik":
-            query = self._new((rank + rope, tokens, heads), self._view(query_rope, None), absorbed_query)
+            query = self._new((latent_rank + rope_dim, tokens, heads), self._view(query_rope, None), absorbed_query)
         else:
-            query = self._new((rank + rope, heads, tokens), self._view(absorbed_query, None), query_rope)
+            query = self._new((latent_rank + rope_dim, heads, tokens), self._view(absorbed_query, None), query_rope)
         uses_flash = settings.flash and (self.rules.style != "ik" or settings.mla in (1, 3))
         if uses_flash:
-            weighted_latents = self._new((rank, heads, tokens), query, cache, self.mask(layer.window))
+            weighted_latents = self._new((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
             values: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
                 values = self._new(
-                    (cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
+                    (cells, latent_rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
-            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, rank, layer.window)
+            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, latent_rank, layer.window)
         expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents)
         return self._new((value_dim * heads, tokens), self._view(expanded, None))
 
     def _attend_with_scores(
-        self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
+        self,
+        query: Tensor,
+        cache: Tensor,
+        cached_values: Tensor,
+        cells: int,
+        heads: int,
+        latent_rank: int,
+        window: int | None,
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
         tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
@@ -406,19 +434,19 @@ class ModelGraph:
         steps = 1 if not most_mib or most_mib >= mib else min(-(-mib // most_mib), heads)
         group_size, attended, finished_heads = -(-heads // steps), None, 0
         while finished_heads < heads:
-            group = min(group_size, heads - finished_heads)
-            queries = query if steps == 1 else self._view(query, None, offset=True)
-            scores = self._new((cells, tokens, group), cache, queries)
+            group_heads = min(group_size, heads - finished_heads)
+            queries = query if steps == 1 else self._view(query, None, has_offset=True)
+            scores = self._new((cells, tokens, group_heads), cache, queries)
             scores = self._inplace(scores, scores, self.mask(window))
-            weighted_latents = self._new((rank, tokens, group), values, scores)
-            finished_heads += group
+            weighted_latents = self._new((latent_rank, tokens, group_heads), cached_values, scores)
+            finished_heads += group_heads
             attended = (
                 weighted_latents
                 if attended is None
-                else self._new((rank, tokens, finished_heads), attended, weighted_latents)
+                else self._new((latent_rank, tokens, finished_heads), attended, weighted_latents)
             )
             if steps > 1:
-                self.graph.expand(attended)
+                self.graph.add_operations(attended)
         assert attended is not None
         return attended
 
@@ -439,11 +467,13 @@ class ModelGraph:
         return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
-        n, k, width = layer.experts, layer.top_k, layer.expert_width
+        n, k, expert_width = layer.experts, layer.top_k, layer.expert_width
         may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
-        def product(name: str, rows: int, *sources: Tensor) -> Tensor:
-            return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=may_move)
+        def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
+            return self._new(
+                (input_rows, k, tokens), self._weight(f"blk.{i}.{weight_name}.weight", i), *sources, may_move=may_move
+            )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, input_tensor, tokens)
         probabilities = self._inplace(logits, logits)
@@ -451,83 +481,90 @@ class ModelGraph:
         chosen_experts = self._view(sorted_experts, None)
         weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
         if self.rules.store_rows:
-            self.graph.expand(weights)
-        rows = self._view(input_tensor, (self.hidden, 1, tokens))
+            self.graph.add_operations(weights)
+        input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
-            inner_states = product("ffn_up_exps", width, gate_weight, rows, chosen_experts)
+            inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
         else:
-            up = product("ffn_up_exps", width, rows, chosen_experts)
+            up = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
             inner_states = (
-                self.apply_gate(product("ffn_gate_exps", width, rows, chosen_experts), up)
+                self.apply_gate(expert_product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up)
                 if layer.is_gated
                 else self._inplace(up, up)
             )
-        down_product = product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
+        down_product = expert_product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
         down_product = self._inplace(down_product, down_product, weights)
         if self.rules.style == "ik" or k == 1:
             return self._new((self.hidden, tokens), self._view(down_product, None))
         summed_output = self._new(
-            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, offset=True)
+            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
         )
         for _ in range(k - 2):
-            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, offset=True))
+            summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, has_offset=True))
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         """Adds a recurrent layer: input projection, states and output projection."""
         tokens = self.settings.tokens
-        width = max(self.hidden, 2 * layer.heads * layer.head_dim)
+        projection_width = max(self.hidden, 2 * layer.heads * layer.head_dim)
         states = Tensor(0, operation="cache", device=self.layer_device(i))
-        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * width, normed, tokens)
-        recurrence_output = self._new((width, tokens), projected_input, states)
-        self.graph.expand(recurrence_output, self._store_in_cache(states, recurrence_output))
+        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed, tokens)
+        recurrence_output = self._new((projection_width, tokens), projected_input, states)
+        self.graph.add_operations(recurrence_output, self._store_in_cache(states, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
-    def delta_net(self, i: int, sizes: DeltaNet, normed: Tensor) -> Tensor:
+    def delta_net(self, i: int, net_sizes: DeltaNet, normed: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, sizes.heads
-        kept_inputs, state_elements = (sizes.kernel - 1) * sizes.channels, heads * sizes.key_dim * sizes.value_dim
-        values = (sizes.value_dim, heads, tokens)
+        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
+        kept_inputs, state_elements = (
+            (net_sizes.kernel - 1) * net_sizes.channels,
+            heads * net_sizes.key_dim * net_sizes.value_dim,
+        )
+        value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation="cache", device=self.layer_device(i)) for _ in range(2))
-        inputs = self._new((kept_inputs, sequences), input_cache)
-        self.graph.expand(normed, inputs)
-        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, sizes.channels, normed, tokens)
-        inputs = self._new((tokens * sizes.channels + kept_inputs * sequences,), inputs, self._view(qkv, None))
-        self.graph.expand(self._store_in_cache(input_cache, self._view(inputs, None, offset=True)))
-        state = self._new((state_elements, sequences), state_cache)
-        self.graph.expand(state)
-        convolved = self._new((sizes.channels, tokens), inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
+        conv_inputs = self._new((kept_inputs, sequences), input_cache)
+        self.graph.add_operations(normed, conv_inputs)
+        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed, tokens)
+        conv_inputs = self._new(
+            (tokens * net_sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
+        )
+        self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
+        recurrent_state = self._new((state_elements, sequences), state_cache)
+        self.graph.add_operations(recurrent_state)
+        convolved = self._new((net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
         convolved = self._inplace(convolved, convolved)
-        query = self._new((sizes.key_width, tokens), self._view(convolved, None))
-        key = self._new((sizes.key_width, tokens), self._view(convolved, None, offset=True))
-        value = self._view(convolved, None, offset=True)
+        query = self._new((net_sizes.key_width, tokens), self._view(convolved, None))
+        key = self._new((net_sizes.key_width, tokens), self._view(convolved, None, has_offset=True))
+        value = self._view(convolved, None, has_offset=True)
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed, tokens)
-        for name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
-            weights = (self._weight(f"blk.{i}.{name}", i),) if name else ()
+        for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
+            weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
             decay = self._inplace(decay, decay, *weights)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed, tokens)
         beta = self._inplace(beta, beta)
-        results = (heads * sizes.value_dim * tokens + state_elements * sequences,)
-        result = self._new(results, query, key, value, decay, beta, state)
-        self.graph.expand(self._store_in_cache(state_cache, self._view(result, None, offset=True)))
-        output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(result, values))
-        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * sizes.value_dim, normed, tokens)
-        gate = self._view(gate, values)
+        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
+        recurrence_output = self._new(result_elements, query, key, value, decay, beta, recurrent_state)
+        self.graph.add_operations(
+            self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
+        )
+        output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
+        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed, tokens)
+        gate = self._view(gate, value_shape)
         output = self._inplace(output, output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(output, None), tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def build(self) -> Graph:
+    def build_graph(self) -> Graph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
-        numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
+        token_ids = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
-        table = Tensor(0, operation="weight", device=HOST)
+        embedding_table = Tensor(0, operation="weight", device=HOST)
         input_vectors = Tensor(self.hidden * tokens * F32, operation="input")
-        inputs = (numbers, input_vectors) if self.rules.vector_input else (numbers,)
-        stream = self._new((self.hidden, tokens), table, *inputs)
+        input_tensors = (token_ids, input_vectors) if self.rules.vector_input else (token_ids,)
+        stream = self._new((self.hidden, tokens), embedding_table, *input_tensors)
         for i, layer in self.layers.items():
             residual = stream
             layer_output = self._mixer_output(i, layer, stream)
@@ -540,7 +577,7 @@ class ModelGraph:
             stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             stream = self._with_network(i, layer, stream, tokens)
         normed_output = self.norm("output_norm.weight", self.number, stream)
-        self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
+        self.graph.add_operations(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
 
     def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:

@@ -66,13 +66,13 @@ def is_gpt_neox(config: Table) -> bool:
 
 def _with_underscores(config: Table) -> dict[str, Any]:
     """Returns the arguments with underscores in place of hyphens."""
-    return {str(key).replace("-", "_"): value for key, value in config.items()}
+    return {str(argument_name).replace("-", "_"): setting for argument_name, setting in config.items()}
 
 
-def read_gpt_neox(data: Table, source_file: LaunchSource) -> Launch:
+def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        arguments = _with_underscores(data)
+        arguments = _with_underscores(written_config)
         reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
@@ -85,8 +85,8 @@ def read_gpt_neox(data: Table, source_file: LaunchSource) -> Launch:
         }
         config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
-            sizes = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.launch("megatron", _divided_run(reader, config, sizes, run_settings), spec=spec)
+            neox_sizes = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
+            return reader.launch("megatron", _divided_run(reader, config, neox_sizes, run_settings), spec=spec)
         launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reader.launch("deepspeed", launch_settings, spec=spec)
@@ -101,10 +101,10 @@ ESTIMATE = (
 )
 
 
-def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, words: Table) -> LaunchSettings:
+def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, settings: Table) -> LaunchSettings:
     """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
 
-    config: DeepSpeed's config. parallel_run: the sizes of groups and the length. words: settings of kernels and
+    config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
     half_formats = [
@@ -126,7 +126,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
     sized_run = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
-    run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(words))
+    run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(settings))
     replicas = run_over_ranks.layout.dp
     total = config.get("train_batch_size")
     steps = reader.size(config, "gradient_accumulation_steps", 1)
@@ -140,7 +140,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
+    config = {argument_name: setting for argument_name, setting in arguments.items() if argument_name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -218,14 +218,14 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     reader.notes.append(
         f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"
     )
-    table = {
+    spec_table = {
         "vocab_size": ceil_div(VOCABULARY, multiple) * multiple,
         "hidden_size": width,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": positions,
         "decoder": {**decoder, "block": {**block, "norm_placement": "pre"}},
     }
-    return validate(ModelSpec, table, reader.where)
+    return validate(ModelSpec, spec_table, reader.where)
 
 
 def _mamba_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
@@ -244,21 +244,21 @@ def _mamba_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str
 
 def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
-    name = str(reader.value(arguments, "norm", "layernorm"))
-    if name not in ("layernorm", "rmsnorm"):
-        raise reader.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
-    if name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
-        return {"type": name, "bias": False}
-    return {"type": name}
+    norm_name = str(reader.value(arguments, "norm", "layernorm"))
+    if norm_name not in ("layernorm", "rmsnorm"):
+        raise reader.wrong("norm", f"{shown(norm_name)}; expected layernorm or rmsnorm")
+    if norm_name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
+        return {"type": norm_name, "bias": False}
+    return {"type": norm_name}
 
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, base = (reader.value(arguments, name, default) for name, default in ROTATION.items())
+    rotary_fraction, base = (reader.value(arguments, argument, default) for argument, default in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
-    position = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", base))}
-    return position if rotary_fraction == 1 else {**position, "partial_rotary_factor": float(rotary_fraction)}
+    rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", base))}
+    return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
 
 ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
@@ -266,7 +266,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`); gated networks have 2/3 width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):

@@ -8,7 +8,7 @@ ENGINE = ggml_engine(
     __package__,
     "ik_llama.cpp",
     "ik_llama.cpp",
-    instead={
+    flags_by_option={
         "--seq": "--ctx-size",
         "--context": "--ctx-size",
         "--kv-dtype": "--cache-type-k --cache-type-v",

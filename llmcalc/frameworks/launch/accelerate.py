@@ -47,7 +47,7 @@ ACCELERATE_IGNORED = field_names("""
 
 def is_accelerate(config: Table) -> bool:
     """Whether a table of YAML or JSON is a config of accelerate."""
-    return "distributed_type" in config or all(name in config for name in ACCELERATE_SIGNS)
+    return "distributed_type" in config or all(key in config for key in ACCELERATE_SIGNS)
 
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
@@ -67,7 +67,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         world_size = world_size or processes
     if reader.flag(config, "use_cpu"):
         reader.unknown["use_cpu"] = "training on a CPU is not modelled"
-    device_count = reader.devices(world_size)
+    device_count = reader.device_count(world_size)
     if config.get("num_machines"):
         size_of(reader, "num_machines", config["num_machines"])
     distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
@@ -96,13 +96,13 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    name = str(config.get("mixed_precision") or "no").lower()[:20]
-    if name in ("no", "false"):
+    precision_name = str(config.get("mixed_precision") or "no").lower()[:20]
+    if precision_name in ("no", "false"):
         return {"precision": "fp32"}
-    if name in ("bf16", "fp16"):
-        reader.notes += [FP16_NOTE] * (name == "fp16")
+    if precision_name in ("bf16", "fp16"):
+        reader.notes += [FP16_NOTE] * (precision_name == "fp16")
         return {"precision": "autocast"}
-    if name == "fp8":
+    if precision_name == "fp8":
         reader.unknown["mixed_precision"] = (
             "products in 8 bits, by Transformer Engine or torchao, are not modelled here"
         )

@@ -27,49 +27,49 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
-    flags = {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments.items()}
-    name = flags.pop("config_file", None)
+    flags = {flag.lstrip("-").replace("-", "_"): setting for flag, setting in arguments.items()}
+    file_name = flags.pop("config_file", None)
     table: dict[str, Any] = {}
-    if isinstance(name, str):
-        if is_unresolved(name):
-            raise InputError(f"{name_in_errors}: --config_file: {unresolved_reason(name)}")
+    if isinstance(file_name, str):
+        if is_unresolved(file_name):
+            raise InputError(f"{name_in_errors}: --config_file: {unresolved_reason(file_name)}")
         if read_text is None:
             raise InputError(
-                f"{name_in_errors}: {printable(name)}: names a file, which is not read; expected its contents"
+                f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
             )
-        path, text = read_text(name)
+        path, text = read_text(file_name)
         config = parse_yaml(text, path)
         if not isinstance(config, Mapping):
             raise InputError(f"{path}: expected a config of accelerate")
         table = dict(config)
-    return _with_command_flags(table, {key: plain_value(value) for key, value in flags.items()})
+    return _with_command_flags(table, {key: plain_value(setting) for key, setting in flags.items()})
 
 
-def _with_command_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
+def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     """Returns an accelerate config in which the command's arguments replace the file's values."""
     for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
         if key in flags:
-            table[key] = flags[key]
+            config[key] = flags[key]
     if flags.get("use_fsdp"):
-        table["distributed_type"] = "FSDP"
+        config["distributed_type"] = "FSDP"
     if flags.get("use_deepspeed"):
-        table["distributed_type"] = "DEEPSPEED"
+        config["distributed_type"] = "DEEPSPEED"
     for section, pattern in (
         ("fsdp_config", r"fsdp_\w+"),
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
+        section_flags = {key: setting for key, setting in flags.items() if re.fullmatch(pattern, key)}
         if section_flags:
-            section_table = table.get(section)
-            table[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
-    return table
+            section_table = config.get(section)
+            config[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
+    return config
 
 
-def processes_of(table: Table) -> int | None:
+def processes_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
-    number = table.get("num_processes")
-    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
+    count = config.get("num_processes")
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 10**7 else None
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
 
 def _deepspeed_config(config: Any) -> Any:
     """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
-    table = config if isinstance(config, Mapping) else {}
-    if table.get("deepspeed_config_file") is not None:
-        return table["deepspeed_config_file"]
-    zero: dict[str, Any] = {"stage": table.get("zero_stage", 2)}
+    deepspeed_table = config if isinstance(config, Mapping) else {}
+    if deepspeed_table.get("deepspeed_config_file") is not None:
+        return deepspeed_table["deepspeed_config_file"]
+    zero: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
     for key in STAGED:
-        if table.get(key) not in (None, "none", False):
-            zero[key.removesuffix("_device")] = {"device": table[key]}
+        if deepspeed_table.get(key) not in (None, "none", False):
+            zero[key.removesuffix("_device")] = {"device": deepspeed_table[key]}
     return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}

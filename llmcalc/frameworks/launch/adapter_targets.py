@@ -64,8 +64,8 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        parts = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
-        layers = [target] if target in names else [name for name in parts if name in names]
+        parts = [layer for word in _last_component_names(target) for layer in OTHER_NAMES.get(word, (word,))]
+        layers = [target] if target in names else [layer for layer in parts if layer in names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
@@ -110,15 +110,15 @@ def _last_components(expression: str) -> Iterator[str]:
         position, earlier_text = 0, ""
         while position < len(alternative):
             if alternative[position] == "(":
-                end = _end_of_group(alternative, position)
-                group = alternative[position + 1 : end].removeprefix("?:")
-                position = end + 1
+                group_end = _end_of_group(alternative, position)
+                group_text = alternative[position + 1 : group_end].removeprefix("?:")
+                position = group_end + 1
                 has_quantifier = position < len(alternative) and alternative[position] in "?*+"
                 position += has_quantifier
-                if "." in group and not has_quantifier:
-                    pieces = [list(_last_components(group))]
+                if "." in group_text and not has_quantifier:
+                    pieces = [list(_last_components(group_text))]
                 elif not has_quantifier:
-                    pieces.append(_split_alternatives(group))
+                    pieces.append(_split_alternatives(group_text))
                 continue
             match = TOKENS.match(alternative, position)
             if match is None:
@@ -132,9 +132,9 @@ def _last_components(expression: str) -> Iterator[str]:
                 pieces.append(list(match["set"][1:-1]))
             elif match["any"] or match["set"]:
                 pieces.append([])
-        if not any(word in earlier_text for word in ENCODERS) and pieces:
-            for number, letters in enumerate(product(*pieces)):
-                if number >= MOST:
+        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and pieces:
+            for combination, letters in enumerate(product(*pieces)):
+                if combination >= MOST:
                     raise ValueError(expression)
                 yield "".join(letters)
 
@@ -151,10 +151,10 @@ def _split_alternatives(expression: str) -> list[str]:
     return parts
 
 
-def _end_of_group(expression: str, start: int) -> int:
+def _end_of_group(expression: str, group_start: int) -> int:
     """Returns the position of a group's closing bracket. Raises `ValueError` if it is missing."""
     depth = 0
-    for position in range(start, len(expression)):
+    for position in range(group_start, len(expression)):
         depth += (expression[position] == "(") - (expression[position] == ")")
         if depth == 0:
             return position

@@ -26,10 +26,10 @@ def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
     """
     command_words = command_line.words
     for i, command_word in enumerate(command_words):
-        option, equals_sign, value = command_word.partition("=")
+        option, equals_sign, path = command_word.partition("=")
         if CONFIG_OPTION.fullmatch(option):
-            if equals_sign and value.endswith(CONFIG_ENDINGS):
-                return value, i, i + 1
+            if equals_sign and path.endswith(CONFIG_ENDINGS):
+                return path, i, i + 1
             if not equals_sign and i + 1 < len(command_words) and command_words[i + 1].endswith(CONFIG_ENDINGS):
                 return command_words[i + 1], i, i + 2
         if i == 0 and "=" not in command_word and command_word.endswith(CONFIG_ENDINGS):
@@ -44,47 +44,48 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     for a word of another form.
     """
     config_words = config_place(command_line)
-    words = (
+    other_words = (
         [*command_line.words]
         if config_words is None
         else [*command_line.words[: config_words[1]], *command_line.words[config_words[2] :]]
     )
     typed_values: dict[str, Any] = {}
     arguments: list[str] = []
-    for command_word in words:
+    for command_word in other_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", command_word, re.DOTALL)
         if match is None:
             arguments.append(command_word)
         else:
             typed_values[match[1]] = match[2]
     typed_values |= {
-        flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, name_in_errors).items()
+        flag.lstrip("-").replace("-", "_"): typed_value
+        for flag, typed_value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
-    for name, value in typed_values.items():
+    for name, typed_value in typed_values.items():
         key = printable(name)[:150]
-        _set_dotted_key(changed_config, key, _typed_value(value, f"{name_in_errors}: {key}"), name_in_errors)
+        _set_dotted_key(changed_config, key, _typed_value(typed_value, f"{name_in_errors}: {key}"), name_in_errors)
     return changed_config
 
 
-def _typed_value(value: Any, name_in_errors: str) -> Any:
-    """Returns the value of a command's word; brackets mean a YAML list."""
-    if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
-        return parse_yaml(value, name_in_errors)
-    return plain_value(value)
+def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
+    """Returns the value of a command's word, which is a YAML list in brackets."""
+    if isinstance(typed_text, str) and re.fullmatch(r"\[.*\]", typed_text, re.DOTALL) and not is_unresolved(typed_text):
+        return parse_yaml(typed_text, name_in_errors)
+    return plain_value(typed_text)
 
 
-def _set_dotted_key(table: dict[str, Any], key: str, value: Any, name_in_errors: str) -> None:
+def _set_dotted_key(config_table: dict[str, Any], key: str, typed_value: Any, name_in_errors: str) -> None:
     """Sets a dotted key's value in copies of the nested tables."""
-    *names, name = key.split(".")
-    if len(names) >= DEEPEST:
+    *outer_keys, last_key = key.split(".")
+    if len(outer_keys) >= DEEPEST:
         raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
-    for inner_key in names:
-        inner_table = table.get(inner_key)
+    for inner_key in outer_keys:
+        inner_table = config_table.get(inner_key)
         if not isinstance(inner_table, Mapping) and inner_table is not None:
             raise InputError(
                 f"{name_in_errors}: {key}: {inner_key} is no table in the config file; expected one of its keys"
             )
-        table[inner_key] = dict(inner_table or {})
-        table = table[inner_key]
-    table[name] = value
+        config_table[inner_key] = dict(inner_table or {})
+        config_table = config_table[inner_key]
+    config_table[last_key] = typed_value

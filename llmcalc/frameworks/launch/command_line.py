@@ -76,8 +76,8 @@ def typed_launch(text: str) -> TypedLaunch:
         raise InputError(f"--launch: '{one_line(text)[:60]}': a quote does not end; expected FILE ARGUMENTS") from None
     variables: dict[str, str] = {}
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
-        name, _, value = command_words.pop(0).partition("=")
-        variables[name] = value
+        variable, _, value = command_words.pop(0).partition("=")
+        variables[variable] = value
     if command_words and command_words[0] in SHELLS:
         command_words.pop(0)
     if not command_words:
@@ -87,10 +87,10 @@ def typed_launch(text: str) -> TypedLaunch:
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
-def _file_exists(name: str) -> bool:
-    """Whether a file of this name exists; false for a name that no file can have."""
+def _file_exists(file_name: str) -> bool:
+    """Whether a file of this name exists, which is false for a name that no file can have."""
     try:
-        return Path(name).exists()
+        return Path(file_name).exists()
     except (OSError, ValueError):
         return False
 
@@ -100,11 +100,11 @@ def command_line(command: Command) -> CommandLine | None:
     command_words = list(command.words)
     line_and_loops = (command.line, command.loops)
     for i, command_word in enumerate(command_words):
-        name = command_word.rpartition("/")[2]
+        file_name = command_word.rpartition("/")[2]
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
             in_package = PACKAGE_FILES.search(command_word)
-            program = name if in_package is None else in_package[1].replace("/", ".")
+            program = file_name if in_package is None else in_package[1].replace("/", ".")
             return CommandLine(command_words[:i], program, _without_separator(command_words[i + 1 :]), *line_and_loops)
         if (
             command_word in ("-m", "--module")
@@ -114,16 +114,20 @@ def command_line(command: Command) -> CommandLine | None:
             return CommandLine(
                 command_words[:i], next_word, _without_separator(command_words[i + 2 :]), *line_and_loops
             )
-        if name == "tune" and next_word == "run":
+        if file_name == "tune" and next_word == "run":
             arguments = command_words[i + 2 :]
             start = next(
-                (program_index for program_index, text in enumerate(arguments) if text.startswith("--config")),
+                (program_index for program_index, argument in enumerate(arguments) if argument.startswith("--config")),
                 len(arguments),
             )
             return CommandLine([*command_words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
-        if name in CONSOLE_PROGRAMS and (next_word in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
+        if (
+            file_name in CONSOLE_PROGRAMS
+            and (next_word in CONSOLE_PROGRAMS[file_name] or not CONSOLE_PROGRAMS[file_name])
+            and i < 12
+        ):
             return CommandLine(
-                command_words[:i], f"{name} {next_word}".strip(), command_words[i + 2 :], *line_and_loops
+                command_words[:i], f"{file_name} {next_word}".strip(), command_words[i + 2 :], *line_and_loops
             )
     return None
 
@@ -136,21 +140,21 @@ def _without_separator(command_words: list[str]) -> list[str]:
 def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
     """Returns argument → value: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
-    name = ""
+    argument = ""
     values: list[str] = []
 
-    def keep() -> None:
-        if name:
-            argument_values[name] = True if not values else values[0] if len(values) == 1 else list(values)
+    def store_argument() -> None:
+        if argument:
+            argument_values[argument] = True if not values else values[0] if len(values) == 1 else list(values)
 
     for command_word in command_words:
         if re.match(r"--[A-Za-z]", command_word):
-            keep()
-            name, equals_sign, value = command_word.partition("=")
-            values = [value] if equals_sign else []
+            store_argument()
+            argument, equals_sign, setting = command_word.partition("=")
+            values = [setting] if equals_sign else []
         elif not command_word:
             continue
-        elif name:
+        elif argument:
             if not (values and is_unset_variable(command_word)):
                 values.append(command_word)
         else:
@@ -160,12 +164,12 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
                 f"{name_in_errors}: '{printable(command_word)[:60]}' stands before every argument; expected --name "
                 "value"
             )
-    keep()
+    store_argument()
     return argument_values
 
 
 def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value; skips other words."""
+    """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
     overrides: dict[str, Any] = {}
     for command_word in command_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
@@ -181,32 +185,32 @@ def plain_arguments(
 
     read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
-    values: dict[str, Any] = {}
-    for flag, value in arguments.items():
-        name = flag.lstrip("-").replace("-", "_")
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and is_unresolved(word) and name in read_arguments:
-                raise reader.wrong(flag, unresolved_reason(word))
-        values[name] = plain_value(value)
-    return values
+    plain_values: dict[str, Any] = {}
+    for flag, setting in arguments.items():
+        argument = flag.lstrip("-").replace("-", "_")
+        for written_value in setting if isinstance(setting, list) else [setting]:
+            if isinstance(written_value, str) and is_unresolved(written_value) and argument in read_arguments:
+                raise reader.wrong(flag, unresolved_reason(written_value))
+        plain_values[argument] = plain_value(setting)
+    return plain_values
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(written_value: Any) -> Any:
     """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
-    if isinstance(value, list):
-        return [plain_value(element) for element in value]
-    if not isinstance(value, str):
-        return value
-    if is_unresolved(value):
-        return printable(value)
+    if isinstance(written_value, list):
+        return [plain_value(element) for element in written_value]
+    if not isinstance(written_value, str):
+        return written_value
+    if is_unresolved(written_value):
+        return printable(written_value)
     constants = {"true": True, "false": False, "none": None, "null": None}
-    if value.lower() in constants:
-        return constants[value.lower()]
-    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
+    if written_value.lower() in constants:
+        return constants[written_value.lower()]
+    return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 
-def model_name(reader: LaunchReader, flag: str, value: Any) -> str:
+def model_name(reader: LaunchReader, flag: str, written_name: Any) -> str:
     """Returns an argument's model name, with a mark if unknown before the script runs."""
-    if isinstance(value, str) and is_unresolved(value):
-        return f"${printable(value).lstrip('$')}"
-    return "" if value is None else str(value)[:200]
+    if isinstance(written_name, str) and is_unresolved(written_name):
+        return f"${printable(written_name).lstrip('$')}"
+    return "" if written_name is None else str(written_name)[:200]

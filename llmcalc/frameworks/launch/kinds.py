@@ -40,18 +40,18 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 
 
 def _program(
-    folder: str, program: str, version: str, title: str = "", name: str = "", **functions: str
+    folder: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
-    title, name: as in `LaunchFile`; by default a config of the program, and its folder.
+    title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
     functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
     functions = functions or {"matches": f"config_file:is_{folder}", "read": f"config_file:read_{folder}"}
     package = f"{FRAMEWORKS}.{folder}"
     readers: dict[str, Any] = {field: FromFile(package, place) for field, place in functions.items()}
-    kind = name or folder.replace("_", "-")
+    kind = kind_name or folder.replace("_", "-")
     return folder, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
 
@@ -73,6 +73,14 @@ PROGRAMS = dict(
             read_python="python_file:read_python",
         ),
         _program("olmo", "OLMo", "0.6.0"),
+        _program(
+            "olmo_core",
+            "OLMo-core",
+            "2.5.0",
+            "a training script of OLMo-core",
+            is_python="script:is_python",
+            read_python="script:read_python",
+        ),
         _program("llm_foundry", "LLM Foundry", "0.22"),
         _program("trl", "TRL", "1.10", "a recipe of TRL"),
         _program("deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND),

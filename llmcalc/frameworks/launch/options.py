@@ -48,7 +48,7 @@ def read_with_options(
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
         _of_kind(file, changed_launch),
-        overridden={name: Override(value, _file_value(launched_run, name)) for name, value in options.items()},
+        overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
     )
 
 
@@ -68,19 +68,19 @@ def _without_master_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={name: value for name, value in launched_run.settings.items() if name != "master_weights"},
+        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
     )
 
 
-def _file_value(launched_run: Launch, name: str) -> Any:
+def _file_value(launched_run: Launch, option: str) -> Any:
     """Returns a launch file's value of an option; None if not stated."""
-    if name == "framework":
+    if option == "framework":
         return launched_run.framework
-    if name == "fsdp":
+    if option == "fsdp":
         return launched_run.layout.dp if launched_run.layout.zero == 3 else None
-    if name in LAYOUT_OPTIONS:
-        return getattr(launched_run.layout, name)
-    return launched_run.settings.get(name)
+    if option in LAYOUT_OPTIONS:
+        return getattr(launched_run.layout, option)
+    return launched_run.settings.get(option)
 
 
 def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
@@ -88,13 +88,13 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
 
     Raises `InputError` for sizes of a layout that contradict each other.
     """
-    layout_options = {name: value for name, value in options.items() if name in LAYOUT_OPTIONS}
-    settings = {name: value for name, value in options.items() if name not in LAYOUT_OPTIONS}
+    layout_options = {option: value for option, value in options.items() if option in LAYOUT_OPTIONS}
+    settings = {option: value for option, value in options.items() if option not in LAYOUT_OPTIONS}
     dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {name: value for name, value in launched_run.settings.items() if name not in dropped_options}
+    values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         values.setdefault("master_weights", "none")
-    replaced_values = {name: Override(value, _file_value(launched_run, name)) for name, value in options.items()}
+    replaced_values = {option: Override(value, _file_value(launched_run, option)) for option, value in options.items()}
     changed_launch = replace(
         launched_run,
         settings={**values, **settings},
@@ -118,7 +118,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         settings = dict(launched_run.settings)
         if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             is_of_adapters = "lora_rank" in settings and "dtype" in settings
-            settings = {name: value for name, value in settings.items() if name not in FORMATS}
+            settings = {option: value for option, value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if is_of_adapters else "fp32"}
         is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
@@ -136,11 +136,11 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             "has; remove "
             "the option, or answer without the file"
         )
-    sizes = {name: value for name, value in options.items() if name not in ("framework", "fsdp")}
+    sizes = {option: value for option, value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
         replicas = sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
         sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    replica_sizes = {name: sizes.get(name, getattr(launched_run.layout, name)) for name in ("tp", "pp", "cp")}
+    replica_sizes = {option: sizes.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
     dp = sizes.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
     if dp * replica_devices != world_size:

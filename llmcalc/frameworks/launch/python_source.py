@@ -63,8 +63,8 @@ def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [value_of(element, names, depth + 1) for element in node.elts[:1000]]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = value_of(node.operand, names, depth + 1)
-        return -value if isinstance(value, int | float) else Unknown("-")
+        operand_value = value_of(node.operand, names, depth + 1)
+        return -operand_value if isinstance(operand_value, int | float) else Unknown("-")
     if isinstance(node, ast.BinOp):
         left, right = value_of(node.left, names, depth + 1), value_of(node.right, names, depth + 1)
         if type(left) is int and type(right) is int:
@@ -73,18 +73,18 @@ def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
 
 
 def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
-    value: Any = Unknown("…")
+    number: Any = Unknown("…")
     if isinstance(operation, ast.Add):
-        value = left_value + right_value
+        number = left_value + right_value
     elif isinstance(operation, ast.Sub):
-        value = left_value - right_value
+        number = left_value - right_value
     elif isinstance(operation, ast.Mult):
-        value = left_value * right_value
+        number = left_value * right_value
     elif isinstance(operation, ast.FloorDiv) and right_value:
-        value = left_value // right_value
+        number = left_value // right_value
     elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
-        value = left_value**right_value
-    return value if isinstance(value, Unknown) or abs(value) < LARGEST_NUMBER else Unknown("…")
+        number = left_value**right_value
+    return number if isinstance(number, Unknown) or abs(number) < LARGEST_NUMBER else Unknown("…")
 
 
 def _comparison_result(operator: ast.cmpop, left: Any, right: Any) -> bool | None:
@@ -119,17 +119,17 @@ def source_of(node: ast.AST) -> str:
 
 def constants(statements: list[ast.stmt]) -> dict[str, Any]:
     """Returns variable → value of plain assignments, in order."""
-    names: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for statement in statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target_node, value = statement.targets[0], statement.value
+            target_node, value_node = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            target_node, value = statement.target, statement.value
+            target_node, value_node = statement.target, statement.value
         else:
             continue
         if isinstance(target_node, ast.Name):
-            names[target_node.id] = value_of(value, names)
-    return names
+            variables[target_node.id] = value_of(value_node, variables)
+    return variables
 
 
 def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -162,9 +162,9 @@ class Configurations:
         self.known: Mapping[str, dict[str, Any]] = known_configurations or {}
         self.work: int = 0
 
-    def count_work(self, values: int) -> None:
+    def count_work(self, value_count: int) -> None:
         """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
-        self.work += values
+        self.work += value_count
         if self.work > MOST_WORK:
             raise RecursionError
 
@@ -175,18 +175,18 @@ class Configurations:
         function = self.functions[name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
         defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default is not None)]
-        names = dict(self.constants)
+        variables = dict(self.constants)
         for parameter, default in zip(reversed(parameters), reversed(defaults), strict=False):
-            names[parameter.arg] = value_of(default, self.constants)
-        names |= arguments or {}
+            variables[parameter.arg] = value_of(default, self.constants)
+        variables |= arguments or {}
         configs: dict[str, Config] = {}
         for statement in function.body:
             if isinstance(statement, ast.Return) and statement.value is not None:
-                return self.evaluate(statement.value, names, configs, depth)
-            self.read_statement(statement, names, configs, depth)
+                return self.evaluate(statement.value, variables, configs, depth)
+            self.read_statement(statement, variables, configs, depth)
         return {}
 
-    def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
+    def read_statement(self, statement: ast.stmt, variables: Config, configs: dict[str, Config], depth: int) -> None:
         """Evaluates a statement in a Python function.
 
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
@@ -194,53 +194,53 @@ class Configurations:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
-                self.assign_value(target, self.evaluate(statement.value, names, configs, depth), names, configs)
+                self.assign_value(target, self.evaluate(statement.value, variables, configs, depth), variables, configs)
             return
-        condition = self.truth_of(statement.test, names, configs) if isinstance(statement, ast.If) else None
+        condition = self.truth_of(statement.test, variables, configs) if isinstance(statement, ast.If) else None
         if isinstance(statement, ast.If) and condition is not None:
             if depth > DEEPEST:
                 raise RecursionError
             for inner_statement in statement.body if condition else statement.orelse:
-                self.read_statement(inner_statement, names, configs, depth + 1)
+                self.read_statement(inner_statement, variables, configs, depth + 1)
             return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target in inner_node.targets:
-                    self.assign_value(target, {"": Unknown("a condition")}, names, configs)
+                    self.assign_value(target, {"": Unknown("a condition")}, variables, configs)
 
-    def truth_of(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> bool | None:
+    def truth_of(self, node: ast.expr, variables: Config, configs: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(node, ast.BoolOp):
-            truths = [self.truth_of(operand, names, configs) for operand in node.values]
+            truths = [self.truth_of(operand, variables, configs) for operand in node.values]
             decisive = isinstance(node.op, ast.Or)
             return decisive if decisive in truths else None if None in truths else not decisive
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            truth = self.truth_of(node.operand, names, configs)
+            truth = self.truth_of(node.operand, variables, configs)
             return None if truth is None else not truth
         if isinstance(node, ast.Call) and dotted(node.func) == "isinstance" and len(node.args) == 2:
-            value = self._plain_value(node.args[0], names, configs)
-            is_known = dotted(node.args[1]) == "str" and not isinstance(value, Unknown)
-            return isinstance(value, str) if is_known else None
+            plain_value = self._plain_value(node.args[0], variables, configs)
+            is_known = dotted(node.args[1]) == "str" and not isinstance(plain_value, Unknown)
+            return isinstance(plain_value, str) if is_known else None
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            value = self._plain_value(node, names, configs)
-            return None if isinstance(value, Unknown) else bool(value)
-        left, right = (self._plain_value(side, names, configs) for side in (node.left, node.comparators[0]))
+            plain_value = self._plain_value(node, variables, configs)
+            return None if isinstance(plain_value, Unknown) else bool(plain_value)
+        left, right = (self._plain_value(side, variables, configs) for side in (node.left, node.comparators[0]))
         if isinstance(left, Unknown) or isinstance(right, Unknown):
             return None
         return _comparison_result(node.ops[0], left, right)
 
-    def _plain_value(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration; `.lower()` gives small letters."""
+    def _plain_value(self, node: ast.expr, variables: Config, configs: dict[str, Config]) -> Any:
+        """Returns the value of an expression that builds no configuration, also after `.lower()`."""
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
-                text = self._plain_value(node.func.value, names, configs)
-                if isinstance(text, str):
-                    return text.lower()
+                plain_text = self._plain_value(node.func.value, variables, configs)
+                if isinstance(plain_text, str):
+                    return plain_text.lower()
             return Unknown(source_of(node))
-        config = self.evaluate(node, names, configs, 0)
+        config = self.evaluate(node, variables, configs, 0)
         return config[""] if set(config) == {""} else Unknown(source_of(node))
 
-    def assign_value(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
+    def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
         path = dotted(target)
         variable, _, attribute = path.partition(".")
@@ -248,9 +248,9 @@ class Configurations:
             return
         if not attribute:
             configs.pop(variable, None)
-            names.pop(variable, None)
+            variables.pop(variable, None)
             if set(config) == {""}:
-                names[variable] = config[""]
+                variables[variable] = config[""]
             else:
                 configs[variable] = dict(config)
             return
@@ -258,41 +258,43 @@ class Configurations:
         self.count_work(len(owner) + len(config))
         for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
             del owner[key]
-        owner |= {f"{attribute}.{key}".rstrip("."): value for key, value in config.items()}
+        owner |= {f"{attribute}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
         if len(owner) > MOST_VALUES:
             raise RecursionError
 
-    def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression builds; for a plain value, a table with an empty path."""
+    def evaluate(self, node: ast.expr, variables: Config, configs: dict[str, Config], depth: int) -> Config:
+        """Returns the configuration that an expression builds, or a plain value in a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError
-        name = dotted(node)
-        if name in configs:
-            return dict(configs[name])
+        called_path = dotted(node)
+        if called_path in configs:
+            return dict(configs[called_path])
         if not isinstance(node, ast.Call):
-            variable, _, attribute = name.partition(".")
+            variable, _, attribute = called_path.partition(".")
             if attribute and variable in configs:
                 owner = configs[variable]
                 inner_config = {
                     key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
                 }
-                return inner_config or {"": owner.get(attribute, Unknown(name))}
-            return {"": value_of(node, names)}
+                return inner_config or {"": owner.get(attribute, Unknown(called_path))}
+            return {"": value_of(node, variables)}
         called_name = dotted(node.func)
-        keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {key: value_of(value, names) for key, value in keywords.items()}
+            argument_values = {key: value_of(value, variables) for key, value in keywords.items()}
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
-            argument_values |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
+            argument_values |= {
+                key: value_of(value, variables) for key, value in zip(parameters, node.args, strict=False)
+            }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known.get(called_name, {}))
         if not called_name and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            config = self.evaluate(node.func.value, names, configs, depth + 1)
+            config = self.evaluate(node.func.value, variables, configs, depth + 1)
             called_name = f"….{node.func.attr}"
         config[CALLED] = called_name
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
-            inner_config = self.evaluate(argument, names, configs, depth + 1)
+            inner_config = self.evaluate(argument, variables, configs, depth + 1)
             config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
         self.count_work(len(config))
         if len(config) > MOST_VALUES:

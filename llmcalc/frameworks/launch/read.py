@@ -114,7 +114,7 @@ def launch_of(
     if text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(text):
         script = read_script(text, name_in_errors, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
-        batch = [command_word for words in sbatch_options for command_word in words if command_word]
+        batch = [command_word for option_words in sbatch_options for command_word in option_words if command_word]
         return _read_script(script, source, batch, options)
     if variables or arguments:
         typed_word = next(iter(variables or arguments))
@@ -188,33 +188,35 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     The file is in that one's folder, in the current folder, or in the folder above.
     """
 
-    def read(name: str) -> tuple[str, str]:
+    def read_text_file(file_name: str) -> tuple[str, str]:
         if folder is None:
-            raise InputError(f"{name_in_errors}: {name[:80]}: names a file, which is not read; expected its contents")
-        paths = (folder / name, Path(name), folder.parent / name)  # an absolute path stands alone
+            raise InputError(
+                f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
+            )
+        paths = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             raise InputError(
-                f"{name_in_errors}: {name[:200]}: no such file beside it, nor in the folder above, nor in the "
+                f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
                 "current folder; "
                 "expected the file in one of the three"
             )
         return str(path), read_text(path, LARGEST)
 
-    return read
+    return read_text_file
 
 
 def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
     read_text = _text_reader(name_in_errors, folder)
 
-    def fetch(name: str) -> Mapping[str, Any]:
-        path, text = read_text(name)
+    def read_config_tables(file_name: str) -> Mapping[str, Any]:
+        path, text = read_text(file_name)
         config = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
         if not isinstance(config, Mapping):
             raise InputError(f"{path}: expected a table of keys")
         return config
 
-    return fetch
+    return read_config_tables
 
 
 # ---- scripts
@@ -244,10 +246,13 @@ def _read_training_command(
     lines = [line for command in script.commands if (line := command_line(command)) is not None]
     environments = {command.line: command.env for command in script.commands}
 
-    def start(command_line: CommandLine) -> LaunchSource:
+    def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
         command_env = environments.get(command_line.line, {})
-        env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
+        env = {
+            **script.env(),
+            **{variable: value for variable, value in command_env.items() if not is_unresolved(value)},
+        }
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
         if world_size is None:
             world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
@@ -276,19 +281,21 @@ def _read_training_command(
             commands = [command for command in commands if file.trains(command)] or commands
             if commands:
                 command = commands[0] if file.reads_first else _only_command(commands, name_in_errors)
-                return read_with_options(file, file.read_command, command, start(command), options)
+                return read_with_options(file, file.read_command, command, source_of_command(command), options)
     for line in lines:
         config_words = config_place(line)
         if config_words is not None:
-            return _read_config(config_words[0], line, start(line), options)
+            return _read_config(config_words[0], line, source_of_command(line), options)
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
             command_words = arguments_of(line.words, name_in_errors)
-            table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in command_words.items()}
-            table = {**IMPLIED_BY.get(line.program, {}), **table}
-            return read_with_options(reader, reader.read, table, start(line), options)
-    return _read_by_arguments(script, lines, source_file, start, options)
+            arguments_table = {
+                flag.lstrip("-").replace("-", "_"): plain_value(setting) for flag, setting in command_words.items()
+            }
+            arguments_table = {**IMPLIED_BY.get(line.program, {}), **arguments_table}
+            return read_with_options(reader, reader.read, arguments_table, source_of_command(line), options)
+    return _read_by_arguments(script, lines, source_file, source_of_command, options)
 
 
 def _read_by_arguments(
@@ -324,8 +331,8 @@ def _read_by_arguments(
         for command_word in command.words
         if is_unresolved(command_word)
     )
-    number, word = next(unresolved_words, (0, ""))
-    reason = f" (line {number}: {unresolved_reason(word)})" if word else ""
+    word_number, unresolved_word = next(unresolved_words, (0, ""))
+    reason = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
     programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
     known_programs = " or ".join(file.arguments_of for file in readers)
@@ -341,15 +348,18 @@ def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLi
         return commands[0]
     values: dict[str, list[str]] = {}
     for command in commands:
-        for name, value in command.loops:
-            values.setdefault(name, []).append(value)
-    loops = {name: list(dict.fromkeys(loop_values)) for name, loop_values in values.items()}
-    varying_loops = {name: loop_values for name, loop_values in loops.items() if len(loop_values) > 1}
+        for variable, loop_value in command.loops:
+            values.setdefault(variable, []).append(loop_value)
+    loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in values.items()}
+    varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
     lines = ", ".join(dict.fromkeys(str(command.line) for command in commands[:5]))
     if varying_loops:
-        pins = " ".join(f"{name}={printable(loop_values[0])[:40]}" for name, loop_values in varying_loops.items())
+        pins = " ".join(
+            f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
+        )
         ranges = "; ".join(
-            f"{name}: {', '.join(map(printable, loop_values[:6]))}"[:120] for name, loop_values in varying_loops.items()
+            f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
+            for variable, loop_values in varying_loops.items()
         )
         raise InputError(
             f"{name_in_errors}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
@@ -358,13 +368,17 @@ def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLi
     raise InputError(f"{name_in_errors}: several commands train (lines {lines}); expected one")
 
 
-def _read_config(name: str, command_line: CommandLine, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
+def _read_config(
+    file_name: str, command_line: CommandLine, source_file: LaunchSource, options: Mapping[str, Any]
+) -> Launch:
     """Returns the training run of a program's config file, with values from the command's other words."""
-    if is_unresolved(name):
-        raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(name)}")
+    if is_unresolved(file_name):
+        raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(file_name)}")
     if source_file.read_text is None:
-        raise InputError(f"{source_file.where}: {name[:80]}: names a file, which is not read; expected its contents")
-    path, text = source_file.read_text(name)
+        raise InputError(
+            f"{source_file.where}: {file_name[:80]}: names a file, which is not read; expected its contents"
+        )
+    path, text = source_file.read_text(file_name)
     try:
         config = _parse_tables(text, path)
         if isinstance(config, Mapping):
@@ -381,23 +395,23 @@ def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], na
     if not files:
         return fetch
 
-    def read(name: str) -> Mapping[str, Any]:
-        if name not in files:
+    def read_config(file_name: str) -> Mapping[str, Any]:
+        if file_name not in files:
             if fetch is None:
                 raise InputError(
-                    f"{name_in_errors}: {printable(name)}: names a file, which is not read; expected its contents"
+                    f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
                 )
-            return fetch(name)
-        text = files[name]
+            return fetch(file_name)
+        text = files[file_name]
         if is_unresolved(text):
             word = next(word for word in text.split() if is_unresolved(word))
-            raise InputError(f"{name_in_errors}: {printable(name)}: {unresolved_reason(word)}")
-        config = parse_json(text, f"{name_in_errors}: {printable(name)}")
+            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(word)}")
+        config = parse_json(text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
-            raise InputError(f"{name_in_errors}: {printable(name)}: expected a JSON object")
+            raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config
 
-    return read
+    return read_config
 
 
 TABLES_OF = {"trl sft": "trl", "trl dpo": "trl", "trl grpo": "trl", "llamafactory-cli train": "llama-factory"}
@@ -429,21 +443,21 @@ COUNTS = {
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher):
-        name, equals_sign, value = command_word.partition("=")
-        key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
-        if key is not None:
-            yield key, value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
+        option, equals_sign, setting = command_word.partition("=")
+        count_kind = COUNTS.get(f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option)
+        if count_kind is not None:
+            yield count_kind, setting if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
     launcher_counts = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
-    names = (
-        re.sub(r"\W+", "", printable(value))
-        for _, value in launcher_counts
-        if is_unresolved(value) and "(" not in value
+    variables = (
+        re.sub(r"\W+", "", printable(count_text))
+        for _, count_text in launcher_counts
+        if is_unresolved(count_text) and "(" not in count_text
     )
-    return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
+    return tuple(dict.fromkeys(variable for variable in variables if re.match(r"[A-Za-z_]", variable)))
 
 
 def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
@@ -452,13 +466,13 @@ def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
     env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """
     counts: dict[str, int] = {}
-    for name, key in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
-        text = env.get(name, "")
+    for variable, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
+        text = env.get(variable, "")
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
-            counts[key] = int(text)
-    for key, text in _launcher_counts(launcher):
+            counts[count_kind] = int(text)
+    for count_kind, text in _launcher_counts(launcher):
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
-            counts[key] = int(text)
+            counts[count_kind] = int(text)
     if "all" in counts:
         return counts["all"]
     return counts["each"] * counts.get("machines", 1) if "each" in counts else None

@@ -90,9 +90,9 @@ class Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         if self.stage_ends == (None, None):
             return self
-        names = f"{self.where}: layers of the first and of the last stage"
-        sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, names)
-        return replace(self, layout=replace(self.layout, pp_layout=sizes))
+        place = f"{self.where}: layers of the first and of the last stage"
+        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, place)
+        return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
@@ -101,10 +101,10 @@ class Launch:
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {name: json_value_of(value) for name, value in self.filled_in.items()},
+            "filled_in": {argument: json_value_of(default_value) for argument, default_value in self.filled_in.items()},
             "overridden": {
-                name: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
-                for name, override in self.overridden.items()
+                argument: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
+                for argument, override in self.overridden.items()
             },
             "env": dict(self.env),
             "ignored": list(self.ignored),
@@ -126,9 +126,9 @@ class Override(NamedTuple):
     file: Any
 
 
-def json_value_of(value: Any) -> Any:
+def json_value_of(launch_value: Any) -> Any:
     """Returns a value converted to JSON types."""
-    return list(value) if isinstance(value, tuple) else value
+    return list(launch_value) if isinstance(launch_value, tuple) else launch_value
 
 
 @frozen
@@ -171,10 +171,8 @@ class LaunchSource:
         if not self.unset_counts:
             return "--devices says another number"
         names = ", ".join(self.unset_counts)
-        typed_variables = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
-        return (
-            f"{names} of the launcher is not set: --devices, or --launch '{typed_variables} FILE', says another number"
-        )
+        typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
+        return f"{names} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
 
 
 class CommandLine(NamedTuple):
@@ -294,7 +292,9 @@ class LaunchReader:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown or self.source.allow_unknown:
             return
-        listed_text = "; ".join(f"{name} ({reason})" for name, reason in list(self.unknown.items())[:MOST_LISTED])
+        listed_text = "; ".join(
+            f"{argument} ({reason})" for argument, reason in list(self.unknown.items())[:MOST_LISTED]
+        )
         unlisted = len(self.unknown) - MOST_LISTED
         raise InputError(
             f"{self.where}: not understood, and may change memory: {listed_text}"
@@ -312,14 +312,14 @@ class LaunchReader:
 
         known_names: names of arguments that are read. reason: why the others are unknown.
         """
-        self.ignored += [name for name in config if name in ignored]
+        self.ignored += [argument for argument in config if argument in ignored]
         unknown_keys(self, config, (*known_names, *ignored), "", reason)
 
     def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). reasons: argument → reason."""
-        for name, reason in reasons.items():
-            if config.get(name):
-                self.unknown[f"{prefix}{name}"] = reason
+        for argument, reason in reasons.items():
+            if config.get(argument):
+                self.unknown[f"{prefix}{argument}"] = reason
 
     def refuse_other_values(
         self, config: Table, modelled: Mapping[str, Sequence[Any]], prefix: str = "", ending: str = ""
@@ -328,9 +328,9 @@ class LaunchReader:
 
         modelled: argument → its modelled values. ending: the end of the reason.
         """
-        for name, values in modelled.items():
-            if name in config and config[name] not in values:
-                self.unknown[f"{prefix}{name}"] = f"{shown(config[name])[:60]} is not modelled{ending}"
+        for argument, modelled_values in modelled.items():
+            if argument in config and config[argument] not in modelled_values:
+                self.unknown[f"{prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{ending}"
 
     def value(self, config: Table, argument_name: str, default: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""
@@ -345,8 +345,8 @@ class LaunchReader:
 
     def optional_size(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
-        value = config.get(argument_name)
-        return None if value is None else size_of(self, argument_name, value)
+        setting = config.get(argument_name)
+        return None if setting is None else size_of(self, argument_name, setting)
 
     def node_devices(self, config: Table, nodes: str, node_devices: str, prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
@@ -356,8 +356,8 @@ class LaunchReader:
         `--devices` replaces the file's number, with a note.
         """
         counts = [
-            size_of(self, prefix + name, self.value(config, name, default))
-            for name, default in ((node_devices, 8), (nodes, 1))
+            size_of(self, prefix + argument, self.value(config, argument, default))
+            for argument, default in ((node_devices, 8), (nodes, 1))
         ]
         world_size = counts[0] * counts[1]
         typed_devices = self.source.world_size if self.source.devices_typed else None
@@ -376,7 +376,8 @@ class LaunchReader:
         ranks = self.size(config, argument_name, 1)
         if world_size % ranks:
             raise self.wrong(
-                prefix + argument_name, f"{ranks} on {world_size} devices; expected a divisor, or other --devices"
+                prefix + argument_name,
+                f"{ranks} on {world_size} devices; expected --devices with a multiple of {ranks}",
             )
         if ranks > 1:
             self.notes.append(
@@ -393,17 +394,19 @@ class LaunchReader:
             return False
         return flag_value(self, argument_name, self.value(config, argument_name, default))
 
-    def wrong(self, argument_name: str, text: str) -> InputError:
+    def wrong(self, argument_name: str, problem: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
-        return InputError(f"{self.where}: {argument_name}: {text}")
+        return InputError(f"{self.where}: {argument_name}: {problem}")
 
-    def devices(self, world_size: int | None) -> int:
+    def device_count(self, world_size: int | None) -> int:
         """Returns the number of devices; 1 with a note if `world_size` is missing."""
         if world_size is None:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
-    def fetched(self, argument_name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
+    def fetch_tables(
+        self, argument_name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES
+    ) -> Table:
         """Returns the tables of another file that an argument names.
 
         expected: the kind of file, for the error.
@@ -435,9 +438,9 @@ class LaunchReader:
 
     def refuse_groups(self, config: Table) -> None:
         """Records groups of several ranks in `parallelism_config` as unknown, for a run without FSDP."""
-        for name, ranks in self.table(config, "parallelism_config").items():
-            if str(name).endswith("_size") and ranks not in (None, 1):
-                self.unknown[f"parallelism_config.{name}"[:100]] = "groups of ranks are modelled with FSDP alone"
+        for group_size, ranks in self.table(config, "parallelism_config").items():
+            if str(group_size).endswith("_size") and ranks not in (None, 1):
+                self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"
 
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
@@ -480,10 +483,10 @@ class LaunchReader:
     def _allocator(self) -> dict[str, str]:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
         env = self.source.env
-        names = [name for name in ALLOCATOR_VARIABLES if env.get(name)]
-        if not names and self.expandable:
+        variables = [variable for variable in ALLOCATOR_VARIABLES if env.get(variable)]
+        if not variables and self.expandable:
             self.filled_in[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-        is_expandable = allocator_of(env) == "expandable" if names else self.expandable
+        is_expandable = allocator_of(env) == "expandable" if variables else self.expandable
         return {"allocator": "expandable"} if is_expandable else {}
 
 
@@ -496,7 +499,7 @@ MOST_LISTED = 12
 
 @contextmanager
 def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
-    """Returns a context in which a file is read; errors inside begin with the file's name."""
+    """Returns a context in which a file is read, with the file's name before every error."""
     name_in_errors = source_file.where
     try:
         yield LaunchReader(source_file)
@@ -516,8 +519,8 @@ def default_attention(reader: LaunchReader) -> dict[str, Any]:
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
     """Returns the segment type of torch's allocator from environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
-    for name in ALLOCATOR_VARIABLES:
-        options = env.get(name, "").replace(" ", "").lower().split(",")
+    for variable in ALLOCATOR_VARIABLES:
+        options = env.get(variable, "").replace(" ", "").lower().split(",")
         if "expandable_segments:true" in options:
             return "expandable"
     return "segments"
@@ -525,11 +528,11 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
 
 def check_env(reader: LaunchReader, env: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
-    for name in ALLOCATOR_VARIABLES:
-        for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
-            key = option.partition(":")[0].lower()
-            if key not in ("expandable_segments", *HARMLESS):
-                reader.unknown[f"{name}={option}"[:80]] = "the allocator is modelled without it"
+    for variable in ALLOCATOR_VARIABLES:
+        for option in filter(None, env.get(variable, "").replace(" ", "").split(",")):
+            option_name = option.partition(":")[0].lower()
+            if option_name not in ("expandable_segments", *HARMLESS):
+                reader.unknown[f"{variable}={option}"[:80]] = "the allocator is modelled without it"
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
@@ -550,24 +553,24 @@ def size_of(reader: LaunchReader, argument_name: str, value: Any, *, least: int 
 
 def share_of(reader: LaunchReader, argument_name: str, config: Table, default: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
-    value = reader.value(config, argument_name, default)
+    setting = reader.value(config, argument_name, default)
     try:
-        fraction = float(str(value)[:20])
+        fraction = float(str(setting)[:20])
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
-        raise reader.wrong(argument_name, f"{shown(value)}; expected a share above 0, at most 1")
+        raise reader.wrong(argument_name, f"{shown(setting)}; expected a share above 0, at most 1")
     return fraction
 
 
-def flag_value(reader: LaunchReader, argument_name: str, value: Any) -> bool:
+def flag_value(reader: LaunchReader, argument_name: str, setting: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-    if isinstance(value, bool):
-        return value
-    flag = flags.get(str(value).strip().lower()[:10])
+    if isinstance(setting, bool):
+        return setting
+    flag = flags.get(str(setting).strip().lower()[:10])
     if flag is None:
-        raise reader.wrong(argument_name, f"{shown(value)}; expected true or false")
+        raise reader.wrong(argument_name, f"{shown(setting)}; expected true or false")
     return flag
 
 
@@ -579,7 +582,7 @@ def unknown_keys(
     reader: LaunchReader, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
 ) -> None:
     """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
-    names = set(known_names)
-    for key, value in table.items():
-        if key not in names and value is not None:
+    known_keys = set(known_names)
+    for key, setting in table.items():
+        if key not in known_keys and setting is not None:
             reader.unknown[f"{location}.{key}".strip(".")[:100]] = reason

@@ -126,9 +126,9 @@ class RefusedConfig(NamedTuple):
     instead: str
 
 
-def _has_tables(config: Table, *names: str) -> bool:
+def _has_tables(config: Table, *table_names: str) -> bool:
     """Whether the file has a table under each of these keys."""
-    return all(isinstance(config.get(name), Mapping) for name in names)
+    return all(isinstance(config.get(table_name), Mapping) for table_name in table_names)
 
 
 REFUSED_CONFIGS = (

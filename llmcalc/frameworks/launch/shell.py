@@ -48,7 +48,8 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
+        variable: value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        for variable, value in (typed_variables or {}).items()
     }
     script = Script(
         name_in_errors,
@@ -94,12 +95,12 @@ class StatementReader(WordReader):
 
     def read_statement(self) -> None:
         """Reads a simple command and applies its effect to the script."""
-        words: list[str] = []
+        statement_words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        line, end, is_doubled = self.line, "", False
+        line, separator, is_doubled = self.line, "", False
         self.statement_start = (self.at, line)
         self.here_string, self.output_file, self.is_negated = None, "", False
-        while not end:
+        while not separator:
             self.skip_space()
             if self.at >= len(self.text):
                 break
@@ -108,26 +109,26 @@ class StatementReader(WordReader):
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|()":
-                end = self.read_separator()
-                is_doubled = end in ("&", "|") and self.text.startswith(end, self.at)
+                separator = self.read_separator()
+                is_doubled = separator in ("&", "|") and self.text.startswith(separator, self.at)
                 self.at += is_doubled
             elif (
                 character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
                 self.skip_redirection()
-            elif assignment and (not words or words[0] in DECLARES):
+            elif assignment and (not statement_words or statement_words[0] in DECLARES):
                 self.at = assignment.end()
-                name, is_append = assignment[1], bool(assignment[2])
-                assignments[name] = self.read_assigned_value(name, is_append)
-                words += [name] if words else []
+                variable, is_append = assignment[1], bool(assignment[2])
+                assignments[variable] = self.read_assigned_value(variable, is_append)
+                statement_words += [variable] if statement_words else []
             else:
-                words += self.read_word()
-                words = self.without_keyword(words)
-        if not self.read_patterns(words, end) and not self.read_joined(words, assignments):
-            self.apply_command(words, assignments, line, end)
-        if words or assignments or end in ("(", ")"):
-            self.joined_by = end * 2 if is_doubled else ""
-        if end == ";;" and self.branches and self.branches[-1].value is not None:
+                statement_words += self.read_word()
+                statement_words = self.without_keyword(statement_words)
+        if not self.read_patterns(statement_words, separator) and not self.read_joined(statement_words, assignments):
+            self.apply_command(statement_words, assignments, line, separator)
+        if statement_words or assignments or separator in ("(", ")"):
+            self.joined_by = separator * 2 if is_doubled else ""
+        if separator == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
     def skips_next(self) -> bool:
@@ -157,8 +158,8 @@ class StatementReader(WordReader):
 
     def skip_comment(self) -> None:
         """Skips a comment, up to the end of the line."""
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+        line_end = self.text.find("\n", self.at)
+        self.at = len(self.text) if line_end < 0 else line_end
 
     def read_separator(self) -> str:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
@@ -206,18 +207,18 @@ class StatementReader(WordReader):
             branch.turn(is_match)
         return True
 
-    def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
+    def matches_patterns(self, case_text: str, patterns: list[str]) -> bool | None:
         """Whether a text matches a pattern of a `case`; None if the text is too long for the comparison."""
         has_uncomparable_pattern = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
-                if pattern == value:
+                if pattern == case_text:
                     return True
-            elif max(len(value), len(pattern)) > LONGEST_PATTERN:
+            elif max(len(case_text), len(pattern)) > LONGEST_PATTERN:
                 has_uncomparable_pattern = True
             else:
                 self.count_work(LONGEST_PATTERN)
-                if fnmatchcase(value, pattern):
+                if fnmatchcase(case_text, pattern):
                     return True
         return None if has_uncomparable_pattern else False
 
@@ -287,7 +288,7 @@ class StatementReader(WordReader):
         self.branches.append(branch)
 
     def loop_block(self, variable: str, values: list[str]) -> Branch:
-        """Returns the body of a shell loop over values; if the user sets the loop variable, it has only that value."""
+        """Returns the block of a shell loop over values, or over the one value that the user has set."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
@@ -343,21 +344,21 @@ class StatementReader(WordReader):
         elif not command_words or first_word in DECLARES:
             self.set_variables(command_words, assignments)
         elif first_word == "shift" and len(command_words) < 3:
-            count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
+            loop_count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
             if not self.in_unsure_branch():
-                del self.script.arguments[: max(0, count)]
+                del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line).read_all()
         elif first_word == "read" and self.here_string is not None:
-            names = [name for name in command_words[1:] if NAME.fullmatch(name)]
-            if "-d" in command_words and names:  # the whole text
-                self.script.variables[names[-1]] = self.here_string.strip()
+            variables = [variable for variable in command_words[1:] if NAME.fullmatch(variable)]
+            if "-d" in command_words and variables:  # the whole text
+                self.script.variables[variables[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
-                self.read_words(names, assignments.get("IFS"))
+                self.read_words(variables, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
-            for name in filter(NAME.fullmatch, command_words[1:]):
-                self.script.variables[name] = self.script.typed.get(name, unresolved(name))
+            for variable in filter(NAME.fullmatch, command_words[1:]):
+                self.script.variables[variable] = self.script.typed.get(variable, unresolved(variable))
         else:
             self.add_command(command_words, assignments, line)
 
@@ -372,10 +373,10 @@ class StatementReader(WordReader):
         command_words: the command's; none for `NAME=…`.
         """
         surely_runs = all(branch.runs for branch in self.branches)
-        for name, value in assignments.items():
+        for variable, value in assignments.items():
             has_known_value = surely_runs and not (isinstance(value, str) and is_unresolved(value))
-            if has_known_value or name not in self.script.typed:
-                self.script.variables[name] = value if surely_runs else unresolved(name)
+            if has_known_value or variable not in self.script.typed:
+                self.script.variables[variable] = value if surely_runs else unresolved(variable)
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
@@ -388,7 +389,7 @@ class StatementReader(WordReader):
             self.script.variables[name] = value.strip()
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
-        """Adds a command to the script; for `sh -c`, reads the quoted script instead."""
+        """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
         self.script.words += len(command_words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
@@ -406,15 +407,15 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {name: value for name, value in assignments.items() if isinstance(value, str)}
+        env = {variable: value for variable, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(command_words), env, line, tuple(self.script.loops.items())))
 
     def set_container_variables(self, command_words: list[str]) -> None:
         """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""
         for option, command_word in pairwise(command_words):
-            name, equals_sign, value = command_word.partition("=")
-            if option in ("-e", "--env") and equals_sign and NAME.fullmatch(name):
-                self.script.variables[name] = self.script.typed.get(name, value)
+            variable, equals_sign, value = command_word.partition("=")
+            if option in ("-e", "--env") and equals_sign and NAME.fullmatch(variable):
+                self.script.variables[variable] = self.script.typed.get(variable, value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):
@@ -448,44 +449,44 @@ class StatementReader(WordReader):
         """Reads here-documents, and stores those that a command writes to a file."""
         pending_documents, self.waiting = self.waiting, []
         for delimiter, is_expanded in pending_documents:
-            start = self.at
+            document_start = self.at
             while True:
                 if self.at >= len(self.text):
                     raise self.error(f"a here-document without its end, {delimiter}")
-                end = self.text.find("\n", self.at)
-                end = len(self.text) if end < 0 else end
-                line = self.text[self.at : end]
-                self.at = end + 1
+                line_end = self.text.find("\n", self.at)
+                line_end = len(self.text) if line_end < 0 else line_end
+                line = self.text[self.at : line_end]
+                self.at = line_end + 1
                 if line.lstrip("\t").rstrip(_SPACE) == delimiter:
-                    text, self.at = self.text[start : end - len(line)], end
+                    text, self.at = self.text[document_start : line_end - len(line)], line_end
                     if self.is_running() and self.depth < 3:
                         self.here_string = self.expand_here_document(text) if is_expanded else text
                         if self.output_file:
                             self.script.files[self.output_file] = self.here_string
                     break
 
-    def read_assigned_value(self, name: str, is_append: bool) -> str | list[str]:
+    def read_assigned_value(self, variable: str, is_append: bool) -> str | list[str]:
         """Reads and returns the assigned value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
-            items = self.read_array()
-            previous_value = self.script.variables.get(name, [])
+            array_items = self.read_array()
+            previous_value = self.script.variables.get(variable, [])
             if not is_append:
-                return items
+                return array_items
             self.count_work(len(previous_value))
-            return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *items]
-        value = "".join(text for text, _ in self.read_pieces())
+            return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *array_items]
+        text_value = "".join(text for text, _ in self.read_pieces())
         if is_append:
-            previous_value = self.script.variables.get(name, "")
+            previous_value = self.script.variables.get(variable, "")
             self.count_work(len(previous_value))
-            value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + value
-        if len(value) > LONGEST_VALUE:
-            raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
-        return value
+            text_value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + text_value
+        if len(text_value) > LONGEST_VALUE:
+            raise self.error(f"{variable} grows too long; expected at most {LONGEST_VALUE:,} letters")
+        return text_value
 
     def read_array(self) -> list[str]:
-        items: list[str] = []
-        size = 0
+        array_items: list[str] = []
+        letter_count = 0
         while True:
             self.skip_space()
             if self.at >= len(self.text):
@@ -493,7 +494,7 @@ class StatementReader(WordReader):
             character = self.text[self.at]
             if character == ")":
                 self.at += 1
-                return items
+                return array_items
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|(":
@@ -501,8 +502,8 @@ class StatementReader(WordReader):
             elif character in "<>" and not self.at_placeholder():
                 self.skip_redirection()
             else:
-                word = self.read_word()
-                items += word
-                size += sum(map(len, word))
-            if size > LONGEST_VALUE:
+                array_item = self.read_word()
+                array_items += array_item
+                letter_count += sum(map(len, array_item))
+            if letter_count > LONGEST_VALUE:
                 raise self.error("an array grows too long")

@@ -56,58 +56,58 @@ class _Expression:
 
     def evaluate_choice(self, depth: int = 0) -> int | list[int]:
         """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
-        value = self.evaluate_sum(depth)
+        left = self.evaluate_sum(depth)
         if self.peek() in COMPARISONS:
             operator, right_value = self.take_token(), self.evaluate_sum(depth)
-            if isinstance(value, list) or isinstance(right_value, list):
+            if isinstance(left, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
-            value = int(COMPARISONS[operator](value, right_value))
+            left = int(COMPARISONS[operator](left, right_value))
         if self.peek() == "?":
             self.take_token()
-            if isinstance(value, list) or depth > DEEPEST:
+            if isinstance(left, list) or depth > DEEPEST:
                 raise ValueError("a choice by a list")
             true_value = self.evaluate_choice(depth + 1)
             self.expect_token(":")
             false_value = self.evaluate_choice(depth + 1)
-            value = true_value if value else false_value
-        return value
+            left = true_value if left else false_value
+        return left
 
     def evaluate_sum(self, depth: int = 0) -> int | list[int]:
-        value = self.evaluate_product(depth)
+        left = self.evaluate_product(depth)
         while self.peek() in ("+", "-"):
             operator, right_value = self.take_token(), self.evaluate_product(depth)
-            if isinstance(value, list) and isinstance(right_value, list) and operator == "+":
-                value = value + right_value
-            elif isinstance(value, int) and isinstance(right_value, int):
-                value = value + right_value if operator == "+" else value - right_value
+            if isinstance(left, list) and isinstance(right_value, list) and operator == "+":
+                left = left + right_value
+            elif isinstance(left, int) and isinstance(right_value, int):
+                left = left + right_value if operator == "+" else left - right_value
             else:
                 raise ValueError("a sum of a list and a number")
-            self.check_size(value)
-        return value
+            self.check_size(left)
+        return left
 
     def evaluate_product(self, depth: int) -> int | list[int]:
-        value = self.evaluate_atom(depth)
+        left = self.evaluate_atom(depth)
         while self.peek() in ("*", "/", "%"):
             operator, right_value = self.take_token(), self.evaluate_atom(depth)
-            if isinstance(value, int) and isinstance(right_value, int):
+            if isinstance(left, int) and isinstance(right_value, int):
                 if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
                 if operator == "*":
-                    value = value * right_value
+                    left = left * right_value
                 else:
-                    quotient = abs(value) // abs(right_value) * (1 if (value < 0) == (right_value < 0) else -1)
-                    value = quotient if operator == "/" else value - quotient * right_value
-            elif operator == "*" and isinstance(value, list) != isinstance(right_value, list):
-                items, repetitions = (value, right_value) if isinstance(value, list) else (right_value, value)
-                assert isinstance(items, list)
+                    quotient = abs(left) // abs(right_value) * (1 if (left < 0) == (right_value < 0) else -1)
+                    left = quotient if operator == "/" else left - quotient * right_value
+            elif operator == "*" and isinstance(left, list) != isinstance(right_value, list):
+                list_items, repetitions = (left, right_value) if isinstance(left, list) else (right_value, left)
+                assert isinstance(list_items, list)
                 assert isinstance(repetitions, int)
-                if len(items) * max(0, repetitions) > LONGEST_LIST:
+                if len(list_items) * max(0, repetitions) > LONGEST_LIST:
                     raise ValueError("a list that is too long")
-                value = items * max(0, repetitions)
+                left = list_items * max(0, repetitions)
             else:
                 raise ValueError("not a product")
-            self.check_size(value)
-        return value
+            self.check_size(left)
+        return left
 
     def evaluate_atom(self, depth: int) -> int | list[int]:
         if depth > DEEPEST or self.at >= len(self.tokens):
@@ -121,21 +121,21 @@ class _Expression:
                 raise ValueError("a list with a sign")
             return -bracketed_value
         if token == "(":
-            value = self.evaluate_choice(depth + 1)
+            atom_value = self.evaluate_choice(depth + 1)
             self.expect_token(")")
-            return value
+            return atom_value
         if token == "[":
-            items: list[int] = []
+            list_items: list[int] = []
             while self.peek() != "]":
-                value = self.evaluate_sum(depth + 1)
-                if isinstance(value, list):
+                atom_value = self.evaluate_sum(depth + 1)
+                if isinstance(atom_value, list):
                     raise ValueError("a list in a list")
-                items.append(value)
+                list_items.append(atom_value)
                 if self.peek() != ",":
                     break
                 self.take_token()
             self.expect_token("]")
-            return items
+            return list_items
         text = self.variables.get(token.strip("${}"), "")
         if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
             raise ValueError("a name without a value")
@@ -146,8 +146,8 @@ class _Expression:
             raise ValueError(f"no {token}")
         self.take_token()
 
-    def check_size(self, value: int | list[int]) -> None:
-        too_large = len(value) > LONGEST_LIST if isinstance(value, list) else abs(value) > LARGEST
+    def check_size(self, number: int | list[int]) -> None:
+        too_large = len(number) > LONGEST_LIST if isinstance(number, list) else abs(number) > LARGEST
         if too_large:
             raise ValueError("too large")
 
@@ -159,13 +159,13 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
         return None
     expression = _Expression(tokens, variables)
     try:
-        value = expression.evaluate_choice()
+        result_value = expression.evaluate_choice()
     except ValueError:
         return None
-    return value if expression.at == len(tokens) else None
+    return result_value if expression.at == len(tokens) else None
 
 
 def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
-    value = evaluated(text, variables)
-    return value if isinstance(value, int) else None
+    result_value = evaluated(text, variables)
+    return result_value if isinstance(result_value, int) else None

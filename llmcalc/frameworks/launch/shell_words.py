@@ -14,7 +14,7 @@ from ...errors import InputError
 from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, unresolved
 
 
-class NoShellText(InputError):
+class UnsplittableText(InputError):
     """A text that a shell cannot split into words."""
 
 
@@ -76,11 +76,13 @@ class Script:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
-        return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
+        values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
+        return {
+            variable: value for variable, value in values.items() if isinstance(value, str) and not is_unresolved(value)
+        }
 
 
-def expander(name_in_errors: str, variables: Mapping[str, str]) -> Callable[[str], str]:
+def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Callable[[str], str]:
     """Returns a function that expands variables like Docker Compose, where only `$` is special.
 
     variables: those that are set. The letters of all texts count as those of one script.
@@ -123,8 +125,8 @@ class WordReader:
                 f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
             )
 
-    def error(self, what: str) -> NoShellText:
-        return NoShellText(f"{self.script.where}: line {self.line}: {what}")
+    def error(self, problem: str) -> UnsplittableText:
+        return UnsplittableText(f"{self.script.where}: line {self.line}: {problem}")
 
     @property
     def line(self) -> int:
@@ -138,9 +140,9 @@ class WordReader:
 
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
-        words: list[str] = []
+        read_words: list[str] = []
         parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
-        start = self.at
+        word_start = self.at
         for text, splits in self.read_pieces():
             if not splits:
                 parts_of_open_word.append(text)
@@ -151,24 +153,24 @@ class WordReader:
                 parts[0] = "".join([*parts_of_open_word, parts[0]])
                 parts_of_open_word = []
             if parts_of_open_word and parts:
-                words.append("".join(parts_of_open_word))
+                read_words.append("".join(parts_of_open_word))
                 parts_of_open_word = []
             if parts:
-                words += parts[:-1]
+                read_words += parts[:-1]
                 parts_of_open_word = [parts[-1]]
                 if text[-1:].isspace():
-                    words.append(parts[-1])
+                    read_words.append(parts[-1])
                     parts_of_open_word = []
         if parts_of_open_word:
-            words.append("".join(parts_of_open_word))
-        if self.at == start:
+            read_words.append("".join(parts_of_open_word))
+        if self.at == word_start:
             self.at += 1
-        return words
+        return read_words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         pieces: list[tuple[str, bool]] = []
-        size, counted_letters = 0, 0
+        letter_count, counted_letters = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.at_placeholder():
@@ -184,11 +186,11 @@ class WordReader:
                     pieces.append((self.text[self.at + 1 : self.at + 2], False))
                 self.at += 2
             elif character == "'":
-                end = self.text.find("'", self.at + 1)
-                if end < 0:
+                quote_end = self.text.find("'", self.at + 1)
+                if quote_end < 0:
                     raise self.error("a quote ' that does not end")
-                pieces.append((self.text[self.at + 1 : end], False))
-                self.at = end + 1
+                pieces.append((self.text[self.at + 1 : quote_end], False))
+                self.at = quote_end + 1
             elif character == '"':
                 self.at += 1
                 pieces += self.read_quoted_text()
@@ -197,9 +199,9 @@ class WordReader:
                 pieces.append((text.replace(ITEM, " "), True))
             else:
                 pieces.append(self.read_plain_text(_PLAIN))
-            size += sum(len(text) for text, _ in pieces[counted_letters:])
+            letter_count += sum(len(text) for text, _ in pieces[counted_letters:])
             counted_letters = len(pieces)
-            if size > LONGEST_VALUE:
+            if letter_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return pieces
 
@@ -232,10 +234,10 @@ class WordReader:
 
     def read_marked_name(self) -> tuple[str, bool]:
         """Reads an unresolved name with marks, in a text that was already parsed once."""
-        end = self.text.find(UNRESOLVED, self.at + 1)
-        end = len(self.text) if end < 0 else end + 1
-        start, self.at = self.at, end
-        return self.text[start:end], False
+        mark_end = self.text.find(UNRESOLVED, self.at + 1)
+        mark_end = len(self.text) if mark_end < 0 else mark_end + 1
+        mark_start, self.at = self.at, mark_end
+        return self.text[mark_start:mark_end], False
 
     def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
         """Reads and returns characters without a special meaning in the shell.
@@ -271,12 +273,12 @@ class WordReader:
             return self.command_output(inner_text.strip())
         if self.text.startswith("${", start):
             return self.expand_braces(self.read_balanced_text(start + 1))
-        name = NAME.match(self.text, start + 1)
-        if name is not None:
-            self.at = name.end()
-            value = self.script.variables.get(name[0])
+        name_match = NAME.match(self.text, start + 1)
+        if name_match is not None:
+            self.at = name_match.end()
+            value = self.script.variables.get(name_match[0])
             if value is None:
-                return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
+                return "" if name_match[0] in self.script.skipped else unresolved(f"${name_match[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
         next_character = self.text[start + 1 : start + 2]
         self.at = start + 2
@@ -293,21 +295,21 @@ class WordReader:
         )
 
     def command_output(self, text: str) -> str:
-        """Returns the output of `expr` and of `echo` with known words; unresolved for other commands."""
-        name, _, arguments = text.partition(" ")
-        if name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
-            value = self.expand_nested_text(
-                arguments.replace("\\*", "*").replace("'*'", "*") if name == "expr" else arguments
+        """Returns the output of `expr` and of `echo` with known words, or a mark for other commands."""
+        command_name, _, arguments = text.partition(" ")
+        if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
+            arithmetic_text = self.expand_nested_text(
+                arguments.replace("\\*", "*").replace("'*'", "*") if command_name == "expr" else arguments
             )
-            if name == "expr" and not is_unresolved(value):
-                number = self.evaluate_arithmetic(value)
-                return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
-            if name == "echo" and not is_unresolved(value) and not value.startswith("-"):
-                return value.strip()
+            if command_name == "expr" and not is_unresolved(arithmetic_text):
+                result_text = self.evaluate_arithmetic(arithmetic_text)
+                return result_text if not is_unresolved(result_text) else unresolved(f"$({text[:20]})")
+            if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
+                return arithmetic_text.strip()
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, argument_number: int) -> str:
-        """Returns the script's positional argument `argument_number`, from 1; unresolved if it was not typed."""
+        """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing = max(self.script.missing, argument_number)
@@ -346,23 +348,23 @@ class WordReader:
             value = self.script.variables.get(array_match[1])
             if value is None:
                 return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
-            items = value if isinstance(value, list) else [value]
-            return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
+            array_items = value if isinstance(value, list) else [value]
+            return ITEM.join(array_items) if len(array_items) > 1 else (array_items[0] if array_items else ITEM)
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
             return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
         if match is None:
-            start = NAME.match(text_in_braces)
-            return unresolved(f"${{{start[0] if start else text_in_braces[:20]}…}}")
-        name, operation, alternative = match[1], match[2] or "", match[3] or ""
-        if name == "#" and not operation:
+            name_match = NAME.match(text_in_braces)
+            return unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
+        variable, operation, alternative = match[1], match[2] or "", match[3] or ""
+        if variable == "#" and not operation:
             return str(len(self.script.arguments))
-        value = self.script.variables.get(name)
-        if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
-            value = self.script_argument(int(name))
-        elif name.isdecimal() and not operation:
-            return self.script_argument(int(name))
+        value = self.script.variables.get(variable)
+        if variable.isdecimal() and 0 < int(variable) <= len(self.script.arguments):
+            value = self.script_argument(int(variable))
+        elif variable.isdecimal() and not operation:
+            return self.script_argument(int(variable))
         is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
         if operation.endswith("+"):
@@ -371,12 +373,12 @@ class WordReader:
             return text
         if operation.endswith(("-", "=")):
             text = self.expand_nested_text(alternative)
-            if operation.endswith("=") and NAME.fullmatch(name):
-                self.script.variables[name] = text
+            if operation.endswith("=") and NAME.fullmatch(variable):
+                self.script.variables[variable] = text
             return text
-        if name in ("@", "*"):
+        if variable in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
+        return text if value is not None or variable in self.script.skipped else unresolved(f"${variable}")
 
     def expand_nested_text(self, text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""
@@ -412,8 +414,8 @@ class WordReader:
         return document_text
 
     def evaluate_arithmetic(self, text: str) -> str:
-        """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""
+        """Returns the value of an arithmetic expression of whole numbers, or a mark if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 
-        value = value_of(text, self.script.variables)
-        return unresolved(f"$(({text.strip()[:60]}))") if value is None else str(value)
+        result_value = value_of(text, self.script.variables)
+        return unresolved(f"$(({text.strip()[:60]}))") if result_value is None else str(result_value)

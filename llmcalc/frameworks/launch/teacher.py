@@ -20,7 +20,7 @@ def with_teacher_model(
     reader: LaunchReader,
     launch: Launch,
     option: str,
-    name: str,
+    teacher_name: str,
     loaded_format: str,
     loss: SecondLoss,
     is_divided: bool,
@@ -33,12 +33,14 @@ def with_teacher_model(
     Raises `InputError` for a teacher that cannot be read.
     """
     try:
-        teacher = load(name).model
+        teacher = load(teacher_name).model
     except InputError as error:
-        raise reader.wrong(option, f"{shown(name)} cannot be read ({error}); expected a preset or a hub id") from None
+        raise reader.wrong(
+            option, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
+        ) from None
     reader.notes.append(
-        f"the teacher, {name}, is on each device{' as a shard' if is_divided else ''}; completions that the trained "
-        "model generates (lmbda) need less than the training step and are not counted"
+        f"the teacher, {teacher_name}, is on each device{' as a shard' if is_divided else ''}; completions that the "
+        "trained model generates (lmbda) need less than the training step and are not counted"
     )
     return replace(
         launch,

@@ -65,7 +65,7 @@ def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
 
     An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
     """
-    sizes: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
+    size_by_anchor: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
     open_anchors: list[str | None] = []
     starts: list[int] = []
     depths: list[int] = []
@@ -80,18 +80,18 @@ def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
         elif isinstance(event, yaml.events.CollectionEndEvent):
             anchor, start, depth = open_anchors.pop(), starts.pop(), depths.pop() + 1
             if anchor is not None:
-                sizes[anchor] = (expanded_values - start, depth)
+                size_by_anchor[anchor] = (expanded_values - start, depth)
         elif isinstance(event, yaml.events.ScalarEvent):
             expanded_values, depth = expanded_values + 1, 0
             if event.anchor is not None:
-                sizes[event.anchor] = (1, 0)
+                size_by_anchor[event.anchor] = (1, 0)
         elif isinstance(event, yaml.events.AliasEvent):
             if event.anchor in open_anchors:
                 raise InputError(
                     f"{name_in_errors}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
                 )
-            values, depth = sizes.get(event.anchor, (1, 0))
-            expanded_values += values
+            value_count, depth = size_by_anchor.get(event.anchor, (1, 0))
+            expanded_values += value_count
         if depth >= 0 and depths:
             depths[-1] = max(depths[-1], depth)
         if len(open_anchors) + max(depth, 0) > DEEPEST:
@@ -112,32 +112,32 @@ class _ValueBuilder:
         self.constructor = yaml.constructor.SafeConstructor()
         self.built: dict[int, Any] = {}
 
-    def error(self, node: Any, text: str) -> InputError:
-        return InputError(f"{self.where}: line {node.start_mark.line + 1}: {text}")
+    def error(self, node: Any, problem: str) -> InputError:
+        return InputError(f"{self.where}: line {node.start_mark.line + 1}: {problem}")
 
     def build_value(self, node: Any) -> Any:
         """Returns the Python value of a YAML node."""
         if id(node) not in self.built:
             if isinstance(node, self.yaml.ScalarNode):
-                value = self.build_scalar(node)
+                built_value = self.build_scalar(node)
             elif isinstance(node, self.yaml.SequenceNode):
                 self.require_tag(node, "seq")
-                value = [self.build_value(element) for element in node.value]
+                built_value = [self.build_value(element) for element in node.value]
             else:
                 self.require_tag(node, "map")
-                value = self.build_table(node)
-            self.built[id(node)] = value
+                built_value = self.build_table(node)
+            self.built[id(node)] = built_value
         return self.built[id(node)]
 
     def require_tag(self, node: Any, *names: str) -> str:
         """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
-        name = str(node.tag).removeprefix("tag:yaml.org,2002:")
-        if name not in names:
+        tag_name = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if tag_name not in names:
             raise InputError(
                 f"{self.where}: not valid YAML: the tag {one_line(node.tag[:80])} at line {node.start_mark.line + 1} "
                 "is not read; expected texts, numbers, lists and tables"
             )
-        return name
+        return tag_name
 
     def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
@@ -157,21 +157,23 @@ class _ValueBuilder:
         """
         merged_entries: dict[str, Any] = {}
         entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
-        for key, value in node.value:
-            if isinstance(key, self.yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
-                for table in self.merged_tables(value):
-                    for name, merged_value in table.items():
-                        merged_entries.setdefault(name, merged_value)
+        for key_node, value_node in node.value:
+            if isinstance(key_node, self.yaml.ScalarNode) and key_node.tag == "tag:yaml.org,2002:merge":
+                for table in self.merged_tables(value_node):
+                    for merged_key, merged_value in table.items():
+                        merged_entries.setdefault(merged_key, merged_value)
                 continue
-            if not isinstance(key, self.yaml.ScalarNode):
-                raise self.error(key, "a key is a list or a table; expected text")
-            previous_value = entries.setdefault(key.value, (key, value))[1]
-            if previous_value is not value and not self.are_equal_scalars(previous_value, value):
-                raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
-        return merged_entries | {str(self.build_value(key)): self.build_value(value) for key, value in entries.values()}
+            if not isinstance(key_node, self.yaml.ScalarNode):
+                raise self.error(key_node, "a key is a list or a table; expected text")
+            previous_value = entries.setdefault(key_node.value, (key_node, value_node))[1]
+            if previous_value is not value_node and not self.are_equal_scalars(previous_value, value_node):
+                raise self.error(key_node, f"{one_line(key_node.value)[:60]} is given twice; expected once")
+        return merged_entries | {
+            str(self.build_value(key_node)): self.build_value(value_node) for key_node, value_node in entries.values()
+        }
 
     def merged_tables(self, node: Any) -> list[dict[str, Any]]:
-        """Returns the YAML mappings that `<<` merges; the first mapping takes precedence."""
+        """Returns the YAML mappings that `<<` merges, in the order of precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
         if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")

@@ -115,7 +115,7 @@ TRAINER_SIGNS = (
 
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    return any(name in config for name in TRAINER_SIGNS) and "distributed_type" not in config
+    return any(argument in config for argument in TRAINER_SIGNS) and "distributed_type" not in config
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
@@ -130,7 +130,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
+    """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
@@ -180,11 +180,11 @@ def trainer_launch(
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
-    world = reader.devices(world_size or reader.source.world_size)
-    name = config.get("model_name_or_path") if target is None else target
+    world = reader.device_count(world_size or reader.source.world_size)
+    model_name = config.get("model_name_or_path") if target is None else target
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
-        if plugin.trainer is not None and any(config.get(key) for key in plugin.trainer_keys):
+        if plugin.trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
             framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
             break
@@ -196,7 +196,7 @@ def trainer_launch(
     return reader.launch(
         framework_name,
         launch_settings,
-        target="" if name is None else str(name)[:200],
+        target="" if model_name is None else str(model_name)[:200],
         published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
 
@@ -212,14 +212,14 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
 
 
 def _with_named_files(
-    reader: LaunchReader, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: LaunchReader, config: Table, framework_name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments with the framework's config files replaced by the files' tables."""
-    expected_text = f"a config of {framework(name).title}"
+    expected_text = f"a config of {framework(framework_name).title}"
     tables = {
-        key: reader.fetched(key, config[key], expected_text, shipped)
-        for key in keys
-        if isinstance(config.get(key), str) and re.search(r"\.(json|ya?ml)$", config[key])
+        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped)
+        for file_key in keys
+        if isinstance(config.get(file_key), str) and re.search(r"\.(json|ya?ml)$", config[file_key])
     }
     return {**config, **tables}
 
@@ -237,8 +237,8 @@ def trainer_settings(
         "batch": reader.size(config, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
-    names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
-    length = next((name for name in names if config.get(name) is not None), "")
+    length_names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    length = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
     if length or preferred_name:
         run_settings["seq"] = size_of(
             reader,
@@ -248,7 +248,7 @@ def trainer_settings(
     run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", defaults["optim"]))
     run_settings |= trainer_kernels(reader, config, defaults)
     run_settings |= trainer_adapters(reader, config)
-    noise_words(reader, config)
+    add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
     for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
         if config.get(argument_name) not in (None, False, ""):
@@ -258,7 +258,7 @@ def trainer_settings(
 
 def _add_evaluation_note(reader: LaunchReader, config: Table, batch: int) -> None:
     """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
-    strategies = {str(config.get(name, "no")).lower() for name in ("eval_strategy", "evaluation_strategy")}
+    strategies = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
     evaluated = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
     if strategies - {"no", "false", "none"} and evaluated > batch:
         reader.notes.append(
@@ -266,7 +266,7 @@ def _add_evaluation_note(reader: LaunchReader, config: Table, batch: int) -> Non
         )
 
 
-def noise_words(reader: LaunchReader, config: Table) -> None:
+def add_noise_note(reader: LaunchReader, config: Table) -> None:
     """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
     if config.get("neftune_noise_alpha") not in (None, False, ""):
         reader.notes.append(
@@ -274,15 +274,15 @@ def noise_words(reader: LaunchReader, config: Table) -> None:
         )
 
 
-def optimizer_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns an optimizer's settings by the Trainer's name. key: the argument with the name."""
-    name = str(value)[:60]
-    if name.startswith("OptimizerNames."):
-        name = name.partition(".")[2].lower()
-    if name not in OPTIMIZERS:
-        reader.unknown[key] = f"'{name}' is not modelled"
+def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
+    """Returns an optimizer's settings by the Trainer's name. argument_name: the argument with the name."""
+    shown_name = str(written_name)[:60]
+    if shown_name.startswith("OptimizerNames."):
+        shown_name = shown_name.partition(".")[2].lower()
+    if shown_name not in OPTIMIZERS:
+        reader.unknown[argument_name] = f"'{shown_name}' is not modelled"
         return {}
-    return dict(OPTIMIZERS[name])
+    return dict(OPTIMIZERS[shown_name])
 
 
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -317,8 +317,9 @@ def pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients.
+    """Returns KTO's batch settings, whose samples are single sequences.
 
+    Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
     add_reference(reader, run_settings, reference)
@@ -359,18 +360,18 @@ def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
     """
-    key = "torch_dtype" if config.get("torch_dtype") is not None else "dtype"
-    kind = config.get(key)
-    if kind is None:
-        kind = reader.value(config, key, default)
+    format_key = "torch_dtype" if config.get("torch_dtype") is not None else "dtype"
+    written_format = config.get(format_key)
+    if written_format is None:
+        written_format = reader.value(config, format_key, default)
     half_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
     if half_format == "fp16":
         reader.notes.append(FP16_NOTE)
-    if kind == "auto":
+    if written_format == "auto":
         return {"precision": "fp32" if half_format is None else "autocast"}, True
-    dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])
+    dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reader.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
+        raise reader.wrong(format_key, f"{shown(written_format)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
         return {"precision": "fp32" if half_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
@@ -380,15 +381,15 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 """Beginnings and parts of the names of attention implementations that keep no scores."""
 
 
-def attention_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the attention setting for transformers' implementation name. key: the argument with the name."""
-    name = str(value)[:80]
-    if name in ("eager", "sdpa"):
-        return {"attn_implementation": name}
-    if not any(kernel_name in name for kernel_name in FLASH_KERNELS):
-        raise reader.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
-    if name == "flex_attention":
-        reader.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")
+def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
+    """Returns the attention setting for transformers' implementation name. argument_name: where the name is."""
+    shown_name = str(written_name)[:80]
+    if shown_name in ("eager", "sdpa"):
+        return {"attn_implementation": shown_name}
+    if not any(kernel_name in shown_name for kernel_name in FLASH_KERNELS):
+        raise reader.wrong(argument_name, f"{shown(written_name)}; expected eager, sdpa or flash_attention_2")
+    if shown_name == "flex_attention":
+        reader.notes.append(f"{argument_name}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
 
 
@@ -399,8 +400,8 @@ def trainer_kernels(
     kernel_settings: dict[str, Any] = {}
     checkpoints = reader.flag(config, "gradient_checkpointing", defaults["gradient_checkpointing"])
     if checkpoints or reader.flag(config, "activation_checkpointing"):
-        names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-        kwargs = next((table for name in names if (table := _table_or_json(reader, config, name))), {})
+        arguments = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+        kwargs = next((table for argument in arguments if (table := _table_or_json(reader, config, argument))), {})
         is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
@@ -416,23 +417,24 @@ def trainer_kernels(
 
 def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> Table:
     """Returns the table of an argument, which a command states as JSON; empty without it."""
-    value = config.get(argument_name)
-    if not isinstance(value, str) or not value:
+    written_table = config.get(argument_name)
+    if not isinstance(written_table, str) or not written_table:
         return reader.table(config, argument_name)
-    table = parse_json(value, f"{reader.where}: {argument_name}")
-    if not isinstance(table, Mapping):
-        raise reader.wrong(argument_name, f"{shown(value)}; expected a table")
-    return table
+    parsed_table = parse_json(written_table, f"{reader.where}: {argument_name}")
+    if not isinstance(parsed_table, Mapping):
+        raise reader.wrong(argument_name, f"{shown(written_table)}; expected a table")
+    return parsed_table
 
 
 def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any]:
-    """Returns the settings of Liger-Kernel, which replaces norms, gated activations and the loss with the head unless a
-    table says less. A loss of logits is that of the fp32 copy which transformers makes.
+    """Returns the settings of Liger-Kernel, which replaces norms, gated activations, and the head with the loss.
+
+    A table may name fewer of them. A loss of logits is that of the fp32 copy which transformers makes.
 
     liger_kernels: the arguments of `_apply_liger_kernel_to_instance`; empty for the defaults.
     """
-    has_norms = any(reader.flag(liger_kernels, name, True) for name in ("rms_norm", "layer_norm"))
-    has_gates = all(reader.flag(liger_kernels, name, True) for name in ("swiglu", "geglu"))
+    has_norms = any(reader.flag(liger_kernels, kernel_name, True) for kernel_name in ("rms_norm", "layer_norm"))
+    has_gates = all(reader.flag(liger_kernels, kernel_name, True) for kernel_name in ("swiglu", "geglu"))
     settings: dict[str, Any] = {"norm": "liger" if has_gates else "fused"} if has_norms else {}
     if reader.flag(liger_kernels, "cross_entropy"):
         return {**settings, "cross_entropy": "fused", "logits_dtype": "fp32"}
@@ -447,10 +449,10 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
             if reader.flag(config, argument_name):
                 reader.unknown[argument_name] = "quantized weights take no gradient without lora_r"
         return {}
-    base: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
+    base_settings: dict[str, Any] = {"base": "int8"} if reader.flag(config, "load_in_8bit") else {}
     if reader.flag(config, "load_in_4bit"):
-        base = {"base": "nf4-dq" if reader.flag(config, "use_bnb_nested_quant") else "nf4"}
-    return base | lora_settings(
+        base_settings = {"base": "nf4-dq" if reader.flag(config, "use_bnb_nested_quant") else "nf4"}
+    return base_settings | lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 16)),
         targets=("lora_target_modules", config.get("lora_target_modules")),
@@ -473,13 +475,17 @@ def lora_settings(
     dropout: the dropout of the adapters' input; None or 0 for none.
     """
     adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
-    for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
-        if value in (None, [], ""):
+    for setting, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
+        if written_names in (None, [], ""):
             continue
-        names = [name.strip(" '\"") for name in value.strip("[]").split(",")] if isinstance(value, str) else value
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise reader.wrong(key, f"{shown(value)}; expected a list of names")
-        adapter_settings[setting] = tuple(names)
+        module_names = (
+            [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
+            if isinstance(written_names, str)
+            else written_names
+        )
+        if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
+            raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
+        adapter_settings[setting] = tuple(module_names)
     if dropout not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
     return adapter_settings

@@ -18,9 +18,9 @@ UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def unresolved(name: str) -> str:
+def unresolved(variable: str) -> str:
     """Returns a marked name that replaces a value unknown before the script runs."""
-    letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
+    letters = (letter for letter in variable if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
     return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
 
@@ -41,24 +41,24 @@ def printable(text: str, letters: int = 80) -> str:
 
 def unresolved_reason(text: str) -> str:
     """Returns the message about an unresolved word: the variable, and the command that sets it."""
-    name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
+    marked_name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
     message = f"'{printable(text)[:60]}' is known only when the script runs"
-    variable = NAME.match(name, 1) if name.startswith("$") else None
-    if variable is not None and variable.end() == len(name):
+    variable = NAME.match(marked_name, 1) if marked_name.startswith("$") else None
+    if variable is not None and variable.end() == len(marked_name):
         unset = variable[0][:60]
         return f"{message}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
-    if name.startswith("$(("):
-        used_names = ", ".join(dict.fromkeys(NAME.findall(name)))
+    if marked_name.startswith("$(("):
+        used_names = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
         return f"{message}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"
-    if NAME.fullmatch(name):
+    if NAME.fullmatch(marked_name):
         return (
-            f"{message}: a loop, a condition or a command sets the variable {name[:60]}; expected "
-            f"--launch '{name[:60]}=… FILE', or a value"
+            f"{message}: a loop, a condition or a command sets the variable {marked_name[:60]}; expected "
+            f"--launch '{marked_name[:60]}=… FILE', or a value"
         )
-    if name[:2] in ("$(", "`…"):
+    if marked_name[:2] in ("$(", "`…"):
         return f"{message}: a command prints it; expected a value"
-    if re.fullmatch(r"\$[0-9]{1,3}", name):
-        number = int(name[1:])
+    if re.fullmatch(r"\$[0-9]{1,3}", marked_name):
+        number = int(marked_name[1:])
         arguments = " ".join(("ARG1", "ARG2", f"… ARG{number}" if number > 3 else "ARG3")[: min(number, 3)])
         return f"{message}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
     return f"{message}; expected a value"

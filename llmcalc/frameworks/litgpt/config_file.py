@@ -112,9 +112,9 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    value = reader.value(config, "optimizer", "AdamW")
-    name = str(value.get("class_path") if isinstance(value, Mapping) else value).rpartition(".")[2]
-    options = value.get("init_args") if isinstance(value, Mapping) else None
+    setting = reader.value(config, "optimizer", "AdamW")
+    name = str(setting.get("class_path") if isinstance(setting, Mapping) else setting).rpartition(".")[2]
+    options = setting.get("init_args") if isinstance(setting, Mapping) else None
     if name == "SGD":
         return {"optimizer": "sgd"}
     if name not in ("AdamW", "Adam"):

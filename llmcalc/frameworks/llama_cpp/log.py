@@ -100,53 +100,61 @@ def read_log(log_text: LogText) -> LogReading | None:
         LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
-        memory_terms = (LogTerm("kv_buffer", sum(log_values.sizes("layers_cache"))),)
+        memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
     is_ollama = "ollama" in log_values or not memory_terms
     if not memory_terms:
-        names = ("model_buffer", "kv_buffer", "compute_buffer")
+        buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+            LogTerm(term_name, log_values.byte_sizes(term_name)[-1])
+            for term_name in buffer_names
+            if term_name in log_values
         )
     is_out_of_memory = "stop" in log_values
-    requested_bytes = log_values.last_size("requested") or next(iter(log_values.counts("requested_bytes")[-1:]), 0)
+    requested_bytes = log_values.last_size("requested") or next(
+        iter(log_values.whole_numbers("requested_bytes")[-1:]), 0
+    )
     if is_out_of_memory and requested_bytes:
         is_ollama = "ollama" in log_values
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
     if not memory_terms:
         return None
-    off = ""
+    failed_buffer = ""
     if is_out_of_memory:
-        off = next((name for name, hints in FAILURES.items() if log_text.lines_with(*hints)), "")
-        off = off or _largest_buffer(memory_terms)
-    formats = {PLAIN_FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
+        failed_buffer = next(
+            (buffer_name for buffer_name, hints in FAILURES.items() if log_text.lines_with(*hints)), ""
+        )
+        failed_buffer = failed_buffer or _largest_buffer(memory_terms)
+    formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
     is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
-    build = "" if is_ollama else log_values.text("build")
+    build = "" if is_ollama else log_values.last_text("build")
     return LogReading(
         program=program,
         title="Ollama" if is_ollama else program,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
         version=f"b{build}" if build and not is_fork else build,
-        model=log_values.text("model"),
-        device=log_values.text("gpu"),
+        model=log_values.last_text("model"),
+        device=log_values.last_text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values),
-        scheme=log_values.text("file_type").lower().replace(" - ", "_"),
-        message=next((line.strip() for line in log_text.lines_with("out of memory", "failed to allocate")), ""),
-        off=off,
-        flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(off, "num_ctx" if is_ollama else "--ctx-size")
+        scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
+        message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
+        off=failed_buffer,
+        flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
+            failed_buffer, "num_ctx" if is_ollama else "--ctx-size"
+        )
         if is_out_of_memory
         else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
-        cache_tokens=max(log_values.counts("ctx_size"), default=0),
+        cache_tokens=max(log_values.whole_numbers("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
 
 
-def _is_of_a_slot(line: str) -> bool:
+def _is_of_a_slot(log_line: str) -> bool:
     """Whether a line is about a single server slot, with a fraction of the context."""
-    return _SLOT.search(line[:LONGEST_PREFIX]) is not None
+    return _SLOT.search(log_line[:LONGEST_PREFIX]) is not None
 
 
 _SLOT = re.compile(r"\bslot +\w+: +id ")
@@ -154,8 +162,8 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 def _device_sizes(log_values: LogValues) -> list[int]:
     """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
-    sizes = log_values.sizes("vram")
-    return sizes[-min(len(sizes), max(1, int(log_values.text("devices") or 1))) :]
+    device_bytes = log_values.byte_sizes("vram")
+    return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
 
 
 def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
@@ -163,28 +171,35 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    devices = int(log_values.text("devices") or 1)
-    sizes = _device_sizes(log_values)
-    split = [str(buffer_bytes >> 20) for buffer_bytes in sizes] if len(sizes) == devices else ["1"] * devices
-    flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
+    device_count = int(log_values.last_text("devices") or 1)
+    device_bytes = _device_sizes(log_values)
+    tensor_split = (
+        [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
+        if len(device_bytes) == device_count
+        else ["1"] * device_count
+    )
+    flags = {"tensor_split": ",".join(tensor_split)} if 1 < device_count <= MOST_DEVICES else {}
     flags |= log_values.stated_numbers(*FLAGS, *IK_FLAGS, "kv_unified")
     if "fused_moe" in flags:
         flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]
-    if log_values.text("flash_attn") in FLASH_VALUES:
-        flags["flash_attn"] = FLASH_VALUES[log_values.text("flash_attn")]
-    for group_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+    if log_values.last_text("flash_attn") in FLASH_VALUES:
+        flags["flash_attn"] = FLASH_VALUES[log_values.last_text("flash_attn")]
+    for group_name, flag_field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
         if group_name in log_values:
-            flags[field] = log_values.text(group_name)
+            flags[flag_field] = log_values.last_text(group_name)
     return flags
 
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     """Returns Ollama's options from the log, where all requests share the context equally."""
-    parallel = max(1, int(log_values.text("parallel") or 1))
-    options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
+    parallel = max(1, int(log_values.last_text("parallel") or 1))
+    option_texts = {
+        "num_batch": log_values.last_text("ubatch_size"),
+        "OLLAMA_NUM_PARALLEL": log_values.last_text("parallel"),
+    }
     if "ctx_size" in log_values:
-        options["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
-    return {option: value for option, value in options.items() if value}
+        option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel)
+    return {option: option_text for option, option_text in option_texts.items() if option_text}
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
@@ -198,24 +213,30 @@ def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
 def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer name, device) → bytes. A recreated context replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
-    for line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
-        match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])
+    for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
+        match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
         if match is not None:
             buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
-    for line in log_text.lines_with("n_ctx ", "buffer size"):
-        if "n_ctx " in line and "=" in line and not _is_of_a_slot(line):
-            buffers = {key: buffer_bytes for key, buffer_bytes in buffers.items() if key[0] == "model_buffer"}
-        if "buffer size" not in line:
+    for log_line in log_text.lines_with("n_ctx ", "buffer size"):
+        if "n_ctx " in log_line and "=" in log_line and not _is_of_a_slot(log_line):
+            buffers = {
+                buffer_key: buffer_bytes
+                for buffer_key, buffer_bytes in buffers.items()
+                if buffer_key[0] == "model_buffer"
+            }
+        if "buffer size" not in log_line:
             continue
-        match = _BUFFER.search(line[:LONGEST_PREFIX])
+        match = _BUFFER.search(log_line[:LONGEST_PREFIX])
         if match is None:
             continue
         buffer_kind = match["kind"].strip()
-        key = (
+        buffer_key = (
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
             match["device"],
         )
         buffer_bytes = bytes_of(match["size"])
-        is_added = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
-        buffers[key] = buffers[key] + buffer_bytes if is_added else buffer_bytes
+        is_added = (
+            buffer_key[0] == "kv_buffer" and buffer_key in buffers
+        )  # full layers, layers with a window, and recurrent states
+        buffers[buffer_key] = buffers[buffer_key] + buffer_bytes if is_added else buffer_bytes
     return buffers

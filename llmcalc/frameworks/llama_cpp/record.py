@@ -8,7 +8,7 @@ ENGINE = ggml_engine(
     __package__,
     "llama.cpp",
     "llama.cpp",
-    instead={
+    flags_by_option={
         "--seq": "--ctx-size",
         "--context": "--ctx-size",
         "--kv-dtype": "--cache-type-k --cache-type-v",

@@ -104,7 +104,7 @@ def is_llama_factory(config: Table) -> bool:
     return (
         is_version_1(config)
         or "finetuning_type" in config
-        or ("template" in config and any(name in config for name in known_keys))
+        or ("template" in config and any(argument in config for argument in known_keys))
     )
 
 
@@ -115,7 +115,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
-        reader.refuse_set(config, {name: f"{method}: not modelled" for name, method in REFUSED.items() if method})
+        reader.refuse_set(
+            config, {argument: f"{method}: not modelled" for argument, method in REFUSED.items() if method}
+        )
         if config.get("do_train") is not True and any(
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
         ):
@@ -185,10 +187,10 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 
 
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
-    name = str(reader.value(config, "flash_attn", "auto"))[:20]
-    if name not in ATTENTION:
-        raise reader.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
-    return ATTENTION[name]
+    written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
+    if written_name not in ATTENTION:
+        raise reader.wrong("flash_attn", f"{shown(written_name)}; expected one of {', '.join(ATTENTION)}")
+    return ATTENTION[written_name]
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -242,29 +244,35 @@ def _optimizer_settings(
 
 
 def _low_rank_optimizer(
-    reader: LaunchReader, config: Table, name: str, run_settings: Table, world_size: int | None
+    reader: LaunchReader, config: Table, prefix: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of GaLore or APOLLO. name: the common prefix of the arguments."""
+    """Returns the settings of GaLore or APOLLO. prefix: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
-        raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
+        raise reader.wrong(f"use_{prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
     if config.get("deepspeed"):
-        raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
+        raise reader.wrong(
+            f"use_{prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
+        )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
-        reader.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
-    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
-    for key, value in modelled_values.items():
-        if reader.value(config, f"{name}_{key}", value) not in (value, [value]):
-            reader.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
+        reader.unknown["optim"] = f"with use_{prefix} adamw_torch alone is modelled"
+    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if prefix == "apollo" else {})
+    for argument_name, setting in modelled_values.items():
+        if reader.value(config, f"{prefix}_{argument_name}", setting) not in (setting, [setting]):
+            reader.unknown[f"{prefix}_{argument_name}"] = f"{setting} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = reader.size(config, f"{name}_rank", 16)
+    rank = reader.size(config, f"{prefix}_rank", 16)
     if rank > LARGEST_RANK:
-        raise reader.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
-    settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}
-    if reader.flag(config, f"{name}_layerwise"):
-        for key, count in (("gradient_accumulation_steps", run_settings["num_microbatches"]), ("devices", world_size)):
-            if (count or 1) > 1:
+        raise reader.wrong(f"{prefix}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
+    settings: dict[str, Any] = {"optimizer": f"{prefix}-r{rank}", "optimizer_impl": "loop"}
+    if reader.flag(config, f"{prefix}_layerwise"):
+        for argument_name, written_count in (
+            ("gradient_accumulation_steps", run_settings["num_microbatches"]),
+            ("devices", world_size),
+        ):
+            if (written_count or 1) > 1:
                 raise reader.wrong(
-                    f"{name}_layerwise", f"LLaMA-Factory refuses it with {count} {key.replace('_', ' ')}; expected 1"
+                    f"{prefix}_layerwise",
+                    f"LLaMA-Factory refuses it with {written_count} {argument_name.replace('_', ' ')}; expected 1",
                 )
         settings["optimizer_in_backward"] = True
     return settings

@@ -43,13 +43,13 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED, "no key that is known")
-        world_size = reader.devices(source_file.world_size)
+        world_size = reader.device_count(source_file.world_size)
         if config.get("cp_mode") not in (None, "ulysses"):
             reader.unknown["cp_mode"] = f"{shown(config['cp_mode'])[:60]} is not modelled; ulysses is"
         sequence_ranks = reader.sequence_ranks(config, "cp_size", world_size)
-        for name, ranks in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
-            if config.get(name) not in (None, ranks):
-                reader.unknown[name] = f"it is modelled as {ranks}"
+        for size_name, ranks in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
+            if config.get(size_name) not in (None, ranks):
+                reader.unknown[size_name] = f"it is modelled as {ranks}"
         reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.size(config, "micro_batch_size", 1)
         sequences_at_once = batch * world_size // sequence_ranks
@@ -100,22 +100,22 @@ def _plugin_name(reader: LaunchReader, config: Table, key: str) -> str:
 
 def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the equivalent Trainer arguments that select a framework."""
-    table, name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
-    if not name:
+    dist_table, plugin_name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
+    if not plugin_name:
         return {}
-    if name == "deepspeed":
-        return {"deepspeed": table.get("config_file")}
-    if name != "fsdp2":
-        reader.unknown["dist_config.name"] = f"'{name}' is not modelled; fsdp2 and deepspeed are"
+    if plugin_name == "deepspeed":
+        return {"deepspeed": dist_table.get("config_file")}
+    if plugin_name != "fsdp2":
+        reader.unknown["dist_config.name"] = f"'{plugin_name}' is not modelled; fsdp2 and deepspeed are"
         return {}
-    config = {
-        argument_name: table[argument_name]
+    plugin_config = {
+        argument_name: dist_table[argument_name]
         for argument_name in ("reshard_after_forward", "offload_params")
-        if table.get(argument_name) is not None
+        if dist_table.get(argument_name) is not None
     }
     if data.get("mp_replicate_size") not in (None, 1):
         reader.unknown["mp_replicate_size"] = "it is modelled as 1"
-    return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}
+    return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **plugin_config}}
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    table, name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
+    peft_table, name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
     quantization = reader.table(config, "quant_config")
     if not name:
         if quantization:
@@ -137,15 +137,15 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if name != "lora":
         reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
         return {}
-    if table.get("use_dora"):
+    if peft_table.get("use_dora"):
         reader.unknown["peft_config.use_dora"] = "DoRA is not modelled"
-    targets = reader.value(table, "target_modules", "all")
+    targets = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
         reader,
-        rank=("peft_config.r", reader.value(table, "r", 8)),
+        rank=("peft_config.r", reader.value(peft_table, "r", 8)),
         targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
-        modules_to_save=("peft_config.modules_to_save", table.get("modules_to_save")),
-        dropout=reader.value(table, "lora_dropout", 0.05),
+        modules_to_save=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
+        dropout=reader.value(peft_table, "lora_dropout", 0.05),
     )
     if not quantization:
         return adapter_settings

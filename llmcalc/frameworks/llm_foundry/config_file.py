@@ -45,7 +45,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         reader.expandable = config.get("expandable_segments") is not False
         model = reader.table(config, "model")
-        world_size = reader.devices(source_file.world_size)
+        world_size = reader.device_count(source_file.world_size)
         length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
@@ -75,7 +75,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
 
 
-def _resolved_value(reader: LaunchReader, config: Table, name: str, value: Any) -> Any:
+def _resolved_value(reader: LaunchReader, config: Table, argument: str, value: Any) -> Any:
     """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
@@ -84,7 +84,7 @@ def _resolved_value(reader: LaunchReader, config: Table, name: str, value: Any) 
     for key in match[1].split("."):
         referenced_value = referenced_value.get(key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
-        raise reader.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
+        raise reader.wrong(argument, f"{shown(value)} names a key that is absent; expected a value")
     return referenced_value
 
 
@@ -114,7 +114,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
-    """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
+    """Returns the number formats of the run and of gradient reduction, by `mixed_precision`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
         raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
@@ -141,9 +141,9 @@ def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reader.table(model, "attn_config")
     reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
-    without = ("ffn_config", "block_overrides", "final_logit_softcapping")
-    reader.refuse_set(model, dict.fromkeys(without, "it is modelled without"), "model.")
-    sizes = {
+    unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
+    reader.refuse_set(model, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
+    model_sizes = {
         key: reader.size(model, key, default)
         for key, default in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
     }
@@ -151,11 +151,11 @@ def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
     norm: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
     if "rmsnorm" in str(reader.value(model, "norm_type", "low_precision_layernorm")):
         norm = {"type": "rmsnorm"}
-    attention: dict[str, Any] = {"num_attention_heads": sizes["n_heads"]}
+    attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
     attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
         attention["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
-    decoder: dict[str, Any] = {"num_hidden_layers": sizes["n_layers"], "final_norm": norm}
+    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm}
     if config.get("alibi"):
         attention["position"] = {"type": "alibi"}
     elif config.get("rope"):
@@ -164,17 +164,17 @@ def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
         decoder["position"] = {"type": "learned", "max_position_embeddings": length}
     network = {
         "type": "mlp",
-        "intermediate_size": reader.size(model, "expansion_ratio", 4) * sizes["d_model"],
+        "intermediate_size": reader.size(model, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
     }
     decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    table = {
-        "vocab_size": sizes["vocab_size"],
-        "hidden_size": sizes["d_model"],
+    spec_table = {
+        "vocab_size": model_sizes["vocab_size"],
+        "hidden_size": model_sizes["d_model"],
         "tie_word_embeddings": reader.flag(model, "tie_word_embeddings", True),
         "max_position_embeddings": length,
         "decoder": decoder,
     }
-    return validate(ModelSpec, table, reader.where)
+    return validate(ModelSpec, spec_table, reader.where)

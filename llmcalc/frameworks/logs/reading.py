@@ -93,12 +93,12 @@ class Pattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(hint: str, expression: str) -> Pattern:
+def pattern(hint: str, regex: str) -> Pattern:
     """Returns a regular expression that is tried only after the fixed text `hint` in a line."""
-    return Pattern(hint, re.compile(expression))
+    return Pattern(hint, re.compile(regex))
 
 
-def _skip_no_line(line: str) -> bool:
+def _skip_no_line(log_line: str) -> bool:
     """Returns False, so that no log line is skipped."""
     return False
 
@@ -110,58 +110,63 @@ class LogValues:
         self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
         """Matches the patterns in a log. is_left_out: whether a line is skipped; by default no line is."""
-        matches: dict[str, list[tuple[int, str]]] = {}
-        for hint, expression in patterns:
-            for start, hint_start, end in log_text.line_spans(hint):
-                match = expression.search(log_text.text, hint_start, end)
-                if match is not None and not is_left_out(log_text.text[start:end]):
-                    for name, value in match.groupdict().items():
-                        matches.setdefault(name, []).append((hint_start, value))
+        matches_by_group: dict[str, list[tuple[int, str]]] = {}
+        for hint, regex in patterns:
+            for line_start, hint_start, line_end in log_text.line_spans(hint):
+                match = regex.search(log_text.text, hint_start, line_end)
+                if match is not None and not is_left_out(log_text.text[line_start:line_end]):
+                    for group_name, matched_text in match.groupdict().items():
+                        matches_by_group.setdefault(group_name, []).append((hint_start, matched_text))
         self.values: dict[str, list[str]] = {
-            name: [value for _, value in sorted(positions_and_values)] for name, positions_and_values in matches.items()
+            group_name: [matched_text for _, matched_text in sorted(positions_and_values)]
+            for group_name, positions_and_values in matches_by_group.items()
         }
 
     def __contains__(self, group_name: str) -> bool:
         return bool(self.values.get(group_name))
 
-    def text(self, group_name: str) -> str:
+    def last_text(self, group_name: str) -> str:
         """Returns the last text that a named regex group matched; empty if there is none."""
         return (self.values.get(group_name) or [""])[-1].strip()
 
     @property
     def version(self) -> str:
         """The program's version from the regex group `version`, without a leading `v`."""
-        return self.text("version").removeprefix("v")
+        return self.last_text("version").removeprefix("v")
 
-    def stated_numbers(self, *names: str) -> dict[str, str]:
+    def stated_numbers(self, *group_names: str) -> dict[str, str]:
         """Returns regex group → matched number as text, without commas."""
-        return {name: self.text(name).replace(",", "") for name in names if name in self}
+        return {
+            group_name: self.last_text(group_name).replace(",", "") for group_name in group_names if group_name in self
+        }
 
-    def sizes(self, group_name: str) -> list[int]:
+    def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
-        return [bytes_of(text) for text in self.values.get(group_name, ())]
+        return [bytes_of(matched_text) for matched_text in self.values.get(group_name, ())]
 
-    def counts(self, group_name: str) -> list[int]:
+    def whole_numbers(self, group_name: str) -> list[int]:
         """Returns the whole numbers that a named regex group matched."""
-        return [int(text.replace(",", "")) for text in self.values.get(group_name, ())]
+        return [int(matched_text.replace(",", "")) for matched_text in self.values.get(group_name, ())]
 
-    def largest(self, *names: str) -> list[LogTerm]:
+    def largest_terms(self, *group_names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
-        return [LogTerm(name, max(self.sizes(name))) for name in names if name in self]
+        return [
+            LogTerm(group_name, max(self.byte_sizes(group_name))) for group_name in group_names if group_name in self
+        ]
 
     def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
-        sizes = self.sizes(group_name)
-        return sizes[-1] if sizes else None
+        matched_sizes = self.byte_sizes(group_name)
+        return matched_sizes[-1] if matched_sizes else None
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(size_text: str) -> int:
     """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
-    match = _PARTS.match(text.strip())
+    match = _PARTS.match(size_text.strip())
     if match is None or match[2].count(".") > 1:
         return 0
-    size = exact_number(match[2].rstrip("."), text) * _UNITS[match[3]]
-    return -round(size) if match[1] else round(size)
+    byte_count = exact_number(match[2].rstrip("."), size_text) * _UNITS[match[3]]
+    return -round(byte_count) if match[1] else round(byte_count)
 
 
 _PAIR = re.compile(
@@ -171,14 +176,14 @@ _PAIR = re.compile(
 )
 
 
-def argument_pairs(text: str) -> dict[str, Any]:
+def argument_pairs(arguments_text: str) -> dict[str, Any]:
     """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
-    arguments: dict[str, Any] = {}
-    for match in _PAIR.finditer(text):
-        value: Any = match["value"]
-        if value in ("True", "False"):
-            value = value == "True"
-        elif value[0] in "'\"":
-            value = value[1:-1]
-        arguments.setdefault(match["name"], value)
-    return arguments
+    values_by_name: dict[str, Any] = {}
+    for match in _PAIR.finditer(arguments_text):
+        printed_value: Any = match["value"]
+        if printed_value in ("True", "False"):
+            printed_value = printed_value == "True"
+        elif printed_value[0] in "'\"":
+            printed_value = printed_value[1:-1]
+        values_by_name.setdefault(match["name"], printed_value)
+    return values_by_name

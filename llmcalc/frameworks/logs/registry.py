@@ -30,17 +30,17 @@ def read_log(file: str, log_text: LogText) -> LogReading:
         if torch_reading is None:
             raise InputError(f"{file}: no line is known; expected {EXPECTED_LOGS}")
         return torch_reading
-    reader = readings[0]
+    chosen_reading = readings[0]
     if torch_reading is None or torch_reading.kind != "oom":
-        return reader
+        return chosen_reading
     return replace(
-        reader,
+        chosen_reading,
         kind="oom",
-        terms=(*reader.terms, *torch_reading.terms),
-        total=reader.total or torch_reading.total,
+        terms=(*chosen_reading.terms, *torch_reading.terms),
+        total=chosen_reading.total or torch_reading.total,
         message=torch_reading.message,
         off=torch_reading.off,
-        flag=torch_reading.flag or reader.oom_flag,
+        flag=torch_reading.flag or chosen_reading.oom_flag,
     )
 
 

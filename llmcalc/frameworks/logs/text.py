@@ -29,25 +29,25 @@ _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-
 class LogText:
     """The text of a log: lines without terminal colours, cut to `LONGEST_LINE`, that can be searched."""
 
-    def __init__(self, text: str) -> None:
-        lines = _CONTROL.sub("", text).splitlines()
-        self.text: str = "\n".join(line[:LONGEST_LINE] for line in lines)
+    def __init__(self, log_text: str) -> None:
+        log_lines = _CONTROL.sub("", log_text).splitlines()
+        self.text: str = "\n".join(log_line[:LONGEST_LINE] for log_line in log_lines)
 
     def line_spans(self, hint: str) -> Iterator[tuple[int, int, int]]:
         """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MOST_LINES`."""
-        end = -1
+        line_end = -1
         for _ in range(MOST_LINES):
-            hint_start = self.text.find(hint, end + 1)
+            hint_start = self.text.find(hint, line_end + 1)
             if hint_start < 0:
                 return
-            start, end = self.text.rfind("\n", 0, hint_start) + 1, self.text.find("\n", hint_start)
-            end = len(self.text) if end < 0 else end
-            yield start, hint_start, end
+            line_start, line_end = self.text.rfind("\n", 0, hint_start) + 1, self.text.find("\n", hint_start)
+            line_end = len(self.text) if line_end < 0 else line_end
+            yield line_start, hint_start, line_end
 
     def lines_with(self, *hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
-        spans = {(start, end) for hint in hints for start, _, end in self.line_spans(hint)}
-        return [self.text[start:end] for start, end in sorted(spans)]
+        spans = {(line_start, line_end) for hint in hints for line_start, _, line_end in self.line_spans(hint)}
+        return [self.text[line_start:line_end] for line_start, line_end in sorted(spans)]
 
 
 def read_log_text(file: str) -> LogText:
@@ -56,13 +56,14 @@ def read_log_text(file: str) -> LogText:
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
     log_bytes = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log", True)
-    encoding = next(
-        (name for byte_order_mark, name in _MARKS.items() if log_bytes.startswith(byte_order_mark)), "utf-8"
+    text_encoding = next(
+        (mark_encoding for byte_order_mark, mark_encoding in _MARKS.items() if log_bytes.startswith(byte_order_mark)),
+        "utf-8",
     )
-    text = log_bytes.decode(encoding, "replace")
-    if not text.strip():
+    decoded_text = log_bytes.decode(text_encoding, "replace")
+    if not decoded_text.strip():
         raise InputError(f"{file}: is empty; expected a log")
-    return LogText(text)
+    return LogText(decoded_text)
 
 
 def _standard_input() -> bytes:

@@ -21,7 +21,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     """
     states = memory_estimate.states
     trained_share = 1 if states.adapters is None else states.trained / states.count.total
-    gradients, optimizer = (trained_share * size for size in optimizer_bytes(memory_estimate.settings))
+    gradients, optimizer = (trained_share * width for width in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     include, context = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
@@ -46,33 +46,35 @@ def measure_passes(
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     set_up_bytes = memory_meter.now
 
-    def forward() -> tuple[Tensor | None, ForwardOutput]:
-        x = None if chunk.first else rank_run.receive_hidden()
-        return x, rank_run.forward(chunk, x)
+    def run_forward() -> tuple[Tensor | None, ForwardOutput]:
+        chunk_input = None if chunk.first else rank_run.receive_hidden()
+        return chunk_input, rank_run.forward(chunk, chunk_input)
 
     if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
         chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
         with rank_run.graph.no_grad():
-            forward()
+            run_forward()
     if not chunk.first:  # so does the chunk: its input, which has a gradient
         chunk.input_tensor = rank_run.receive_hidden()
         chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
-    for count in repeats:
-        chunk.lowering.run_only = {} if count is None else {0: count}
+    for layer_repeats in repeats:
+        chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
         start_bytes = memory_meter.now
         memory_meter.restart()
-        x, output = forward()
+        chunk_input, forward_output = run_forward()
         saved_bytes, forward_peaks = (
             memory_meter.now - start_bytes,
             PeakByPath.peaks_since_restart(memory_meter, start_bytes),
         )
         memory_meter.restart()
-        rank_run.backward(x, output, None if chunk.last else rank_run.receive_gradient())
+        rank_run.backward(chunk_input, forward_output, None if chunk.last else rank_run.receive_gradient())
         backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
-        del x, output
+        del chunk_input, forward_output
         remaining_bytes = memory_meter.now - set_up_bytes + buffer_meter.now
         pass_bytes.append(
-            MicroBatchBytes(saved_bytes, forward_peaks.plus(remaining_bytes), backward_peaks.plus(remaining_bytes))
+            MicroBatchBytes(
+                saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
+            )
         )
     return pass_bytes

@@ -59,13 +59,13 @@ def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
     return EVIDENCE
 
 
-def check_parts(spec: ModelSpec) -> None:
+def check_components(spec: ModelSpec) -> None:
     """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
     if spec.shared_program in _checked_programs:
         return
     for component in evidence_of_parts(spec, frozenset({MTP.name})):
         if (component.kind, component.name) not in PARTS:
-            supported_parts = sorted(name for part_kind, name in PARTS if part_kind == component.kind)
+            supported_parts = sorted(alternative for part_kind, alternative in PARTS if part_kind == component.kind)
             alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "

@@ -10,7 +10,7 @@ from ...errors import InputError
 from .kernels import RankChoices
 from .kernels.choices import AttentionBackend, Loss, Recipe
 from .settings import MegatronSettings
-from .unsupported import unmodelled_arguments
+from .unsupported import gpu_generation, unmodelled_arguments
 
 ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
 """Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
@@ -87,19 +87,8 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
     return "layout" if laid_out and not settings.no_use_layer_wise_param_layout else "turns"
 
 
-def is_hopper(gpu: str) -> bool:
-    """Whether a GPU's name belongs to NVIDIA's Hopper generation."""
-    return any(gpu_name in gpu.upper() for gpu_name in ("H100", "H200", "H800", "H20", "GH200"))
-
-
-def is_blackwell(gpu: str) -> bool:
-    """Whether a GPU's name belongs to NVIDIA's Blackwell generation."""
-    return any(gpu_name in gpu.upper() for gpu_name in ("B100", "B200", "B300"))
-
-
-def is_ampere(gpu: str) -> bool:
-    """Whether a GPU's name belongs to NVIDIA's Ampere generation."""
-    return any(gpu_name in gpu.upper() for gpu_name in ("A100", "A800"))
+MULTIPROCESSORS = {"ampere": 108, "hopper": 132}
+"""Generation of a GPU → the streaming multiprocessors of its largest GPU. Later ones have 148."""
 
 
 def is_local(settings: MegatronSettings) -> bool:
@@ -126,9 +115,9 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
         return requested_backend
     if requested_backend == "local":
         return "unfused"
-    if is_ampere(settings.gpu):
+    if gpu_generation(settings.gpu) == "ampere":
         return "flash"
-    if is_hopper(settings.gpu):
+    if gpu_generation(settings.gpu) == "hopper":
         return "fused"
     deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
     return "flash" if deterministic and settings.attention_dropout > 0 else "fused"
@@ -141,7 +130,7 @@ def loss(settings: MegatronSettings) -> Loss:
     return settings.cross_entropy_fusion_impl
 
 
-def choices_of(settings: MegatronSettings) -> RankChoices:
+def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernel choices of a run's ranks."""
     capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
@@ -162,16 +151,16 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         fuses_gradient_accumulation=not settings.no_gradient_accumulation_fusion,
         bias_activation=not (
             settings.no_bias_swiglu_fusion
-            if settings.gated
+            if settings.has_gate
             else settings.no_bias_gelu_fusion or settings.disable_bias_linear
         ),
         rope_fusion=not settings.no_rope_fusion,
-        mla_fusion=not settings.no_rope_fusion and settings.positions == "rope",
+        mla_fusion=not settings.no_rope_fusion and settings.position_type == "rope",
         user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
         scales_logits=settings.scales_logits,
         loss_implementation=loss(settings),
         deterministic=settings.deterministic_mode,
-        multiprocessors=108 if is_ampere(settings.gpu) else 132 if is_hopper(settings.gpu) else 148,
+        multiprocessors=MULTIPROCESSORS.get(gpu_generation(settings.gpu), 148),
         has_padding_mask=settings.kind in ("bert", "t5"),
         weighted_activation=settings.squared_relu and settings.use_fused_weighted_squared_relu,
         grouped_gemm=settings.moe_grouped_gemm,
@@ -187,7 +176,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         fp8_recipe=_fp8_recipe(settings),
         amax_history=settings.fp8_amax_history_len,
         fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
-        saves_transposed=not is_blackwell(settings.gpu),
+        saves_transposed=gpu_generation(settings.gpu) != "blackwell",
         bf16_layers=_bf16_layers(settings),
         layers=settings.layers,
         indexer_loss=bool(settings.dsa_indexer_loss_coeff),
@@ -195,8 +184,8 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         recompute_layers=settings.recompute_num_layers or 1,
         recompute_kinds=frozenset(
             network_kind
-            for name, network_kind in NETWORKS.items()
-            if name in settings.recomputed_modules or (name == "moe" and settings.moe_layer_recompute)
+            for choice_field, network_kind in NETWORKS.items()
+            if choice_field in settings.recomputed_modules or (choice_field == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,
@@ -225,15 +214,15 @@ def cublas_workspace(settings: MegatronSettings) -> int:
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:
         return workspace_bytes(config)
-    has_large_workspace = settings.deterministic_mode or is_hopper(settings.gpu)
-    if not has_large_workspace and not is_ampere(settings.gpu):
+    has_large_workspace = settings.deterministic_mode or gpu_generation(settings.gpu) == "hopper"
+    if not has_large_workspace and gpu_generation(settings.gpu) != "ampere":
         has_large_workspace = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
     return LARGE_WORKSPACE if has_large_workspace else WORKSPACE
 
 
-def engine_workspace(settings: MegatronSettings) -> int:
+def engine_workspace_bytes(settings: MegatronSettings) -> int:
     """Returns the bytes of Transformer Engine's cuBLAS workspace."""
-    return ENGINE_WORKSPACE_BEFORE if is_ampere(settings.gpu) else ENGINE_WORKSPACE
+    return ENGINE_WORKSPACE_BEFORE if gpu_generation(settings.gpu) == "ampere" else ENGINE_WORKSPACE
 
 
 def uses_expandable_segments(settings: MegatronSettings) -> bool:

@@ -97,14 +97,14 @@ WRAPPED = "megatron_args"
 """The key of the arguments in a row of measurements, beside `env_vars`."""
 
 
-def is_megatron(table: Mapping[str, Any]) -> bool:
+def is_megatron(arguments: Mapping[str, Any]) -> bool:
     """Whether a table of a launch file has arguments of Megatron-LM."""
-    if isinstance(table.get("MODEL_ARGS"), Mapping | list):
+    if isinstance(arguments.get("MODEL_ARGS"), Mapping | list):
         return True
-    if isinstance(table.get(WRAPPED), Mapping):
+    if isinstance(arguments.get(WRAPPED), Mapping):
         return True
     flags = MegatronSettings.flags()
-    return any(key.startswith("--") for key in table) and any(key in flags for key in table)
+    return any(argument.startswith("--") for argument in arguments) and any(argument in flags for argument in arguments)
 
 
 SIGNS = field_names("""
@@ -119,10 +119,10 @@ def is_run_by(command_words: Sequence[str]) -> bool:
     """Whether a command line runs a Megatron-LM script, recognized by Megatron-LM's spelling of arguments."""
     if trainer.is_run_by(command_words):
         return False
-    names = {word.partition("=")[0] for word in command_words}
-    if names & SIGNS:
+    arguments = {command_word.partition("=")[0] for command_word in command_words}
+    if arguments & SIGNS:
         return True
-    return bool(names & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
+    return bool(arguments & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
 
 def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
@@ -137,7 +137,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
             replace(source_file, env=env if isinstance(env, Mapping) else {}),
         )
     with reading_of(source_file) as reader:
-        variables = {str(name): _environment_text(value) for name, value in source_file.env.items()}
+        variables = {str(variable): _environment_text(value) for variable, value in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
 
 
@@ -156,41 +156,41 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        variables.update((str(name), _environment_text(value)) for name, value in variables_table.items())
-        for key in arguments_table:
-            if key not in ENTRIES:
-                _note_entry(reader, key)
+        variables.update((str(variable), _environment_text(value)) for variable, value in variables_table.items())
+        for table_key in arguments_table:
+            if table_key not in ENTRIES:
+                _note_entry(reader, table_key)
     if not isinstance(arguments, Mapping):
         raise reader.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
     return arguments
 
 
-def _note_entry(reader: LaunchReader, key: str) -> None:
+def _note_entry(reader: LaunchReader, table_key: str) -> None:
     """Records a key of the table as ignored or unknown."""
-    if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
-        reader.ignored.append(key)
+    if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
+        reader.ignored.append(table_key)
     else:
-        reader.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
+        reader.unknown[table_key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
     """Returns the training run of Megatron-LM's arguments: settings and model."""
     source_file = reader.source
-    values = _field_values(reader, arguments)
-    argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
-    model_kind = _model_kind(values, argument_values, source_file.script)
-    if values.get("recompute_activations"):
-        values.setdefault("recompute_granularity", "selective")
+    field_values = _field_values(reader, arguments)
+    argument_values = {flag.replace("-", "_").lstrip("_"): setting for flag, setting in arguments.items()}
+    model_kind = _model_kind(field_values, argument_values, source_file.script)
+    if field_values.get("recompute_activations"):
+        field_values.setdefault("recompute_granularity", "selective")
     settings = MegatronSettings(
-        kind=model_kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **values
+        kind=model_kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **field_values
     )
     world_size = source_file.world_size
     if world_size is None:
-        world_size = smallest_world(settings)
+        world_size = smallest_world_size(settings)
         if world_size > 1:
             advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
             reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{advice}")
-    fewest = smallest_world(settings)
+    fewest = smallest_world_size(settings)
     if world_size % fewest:
         raise reader.wrong(
             "--devices",
@@ -231,7 +231,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     return reader.launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
 
 
-def smallest_world(settings: MegatronSettings) -> int:
+def smallest_world_size(settings: MegatronSettings) -> int:
     """Returns the smallest number of devices that the layout can have.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
@@ -247,13 +247,13 @@ def smallest_world(settings: MegatronSettings) -> int:
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    sizes, count = settings.stage_layers, layout.pp * layout.vpp
+    sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
     layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
     if sizes is not None and sum(sizes) != settings.layers:
         raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {settings.layers}")
-    if sizes is None and layers % count:
+    if sizes is None and layers % stage_count:
         raise InputError(
-            f"--pipeline-model-parallel-size: {count} stages do not divide {layers} layers; expected a divisor"
+            f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layers} layers; expected a divisor"
         )
 
 
@@ -268,73 +268,73 @@ def _field_types() -> dict[str, Any]:
 
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
-    flags, values = MegatronSettings.flags(), dict[str, Any]()
-    for flag, value in arguments.items():
-        name = flag.lstrip("-").replace("-", "_")
+    flags, field_values = MegatronSettings.flags(), dict[str, Any]()
+    for flag, setting in arguments.items():
+        argument = flag.lstrip("-").replace("-", "_")
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reader.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
             suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
             raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
-        name = RENAMED.get(name, name)
-        if name in _field_types() and flag_of(name) in flags:
-            parsed = value_of(reader, flag, _field_types()[name], value)
+        argument = RENAMED.get(argument, argument)
+        if argument in _field_types() and flag_of(argument) in flags:
+            parsed = value_of(reader, flag, _field_types()[argument], setting)
             if parsed is not None:
-                if name in values and values[name] != parsed:
-                    raise reader.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
-                values[name] = parsed
-        elif name in REPLACING:
-            if value is not False:
+                if argument in field_values and field_values[argument] != parsed:
+                    raise reader.wrong(flag, f"{shown(setting)}; another argument says {shown(field_values[argument])}")
+                field_values[argument] = parsed
+        elif argument in REPLACING:
+            if setting is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
-        elif name in REMOVED:
-            raise reader.wrong(flag, REMOVED[name])
-        elif {flag[2:], flag_of(name)[2:]} & (IGNORED | IGNORED_ONCE):
+        elif argument in REMOVED:
+            raise reader.wrong(flag, REMOVED[argument])
+        elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
-        elif value is not False:
-            reason = next((reason for prefix, reason in REASONS.items() if name.startswith(prefix)), "")
+        elif setting is not False:
+            reason = next((reason for prefix, reason in REASONS.items() if argument.startswith(prefix)), "")
             reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
-    if values.get("tp_comm_overlap"):  # which products overlap
+    if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
                 reader.unknown[flag] = "overlap of some products"
-    return values
+    return field_values
 
 
-def value_of(reader: LaunchReader, flag: str, value_type: Any, value: Any) -> Any:
+def value_of(reader: LaunchReader, flag: str, value_type: Any, written_value: Any) -> Any:
     """Returns an argument's value in the type of the matching field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
-    if flag == "--tokenizer-model" and isinstance(value, str) and is_unresolved(value):
+    if flag == "--tokenizer-model" and isinstance(written_value, str) and is_unresolved(written_value):
         return None
-    if isinstance(value, str) and is_unresolved(value):
-        raise reader.wrong(flag, unresolved_reason(value))
+    if isinstance(written_value, str) and is_unresolved(written_value):
+        raise reader.wrong(flag, unresolved_reason(written_value))
     if value_type is bool:
-        return _flag_value(reader, flag, value)
-    if value is None or value is False:
+        return _flag_value(reader, flag, written_value)
+    if written_value is None or written_value is False:
         return None
     possible_values = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
     if get_origin(value_type) in (Literal, tuple):
         possible_values = [value_type]
-    if value is True or value == "":
+    if written_value is True or written_value == "":
         raise reader.wrong(flag, "has no value; expected one")
     for choice in possible_values:
-        parsed = _parse_single_value(choice, value)
+        parsed = _parse_single_value(choice, written_value)
         if parsed is not None:
             return parsed
-    raise reader.wrong(flag, f"{shown(value)}; expected {_expected_types(possible_values)}")
+    raise reader.wrong(flag, f"{shown(written_value)}; expected {_expected_types(possible_values)}")
 
 
-def _flag_value(reader: LaunchReader, flag: str, value: Any) -> bool | None:
-    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean; None stays None."""
-    if value in (True, None, "") or value == []:
+def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | None:
+    """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean, or None."""
+    if written_value in (True, None, "") or written_value == []:
         return True
-    if value is False:
+    if written_value is False:
         return None
     boolean_values = {"true": True, "1": True, "false": None, "0": None}
-    value_text = str(value).strip().lower()[:10]
+    value_text = str(written_value).strip().lower()[:10]
     if value_text not in boolean_values:
-        raise reader.wrong(flag, f"{shown(value)}; it takes no value")
+        raise reader.wrong(flag, f"{shown(written_value)}; it takes no value")
     return boolean_values[value_text]
 
 
@@ -367,15 +367,15 @@ def _parse_single_value(value_type: Any, value: Any) -> Any:
     return value_text[:2000] or None if value_type is str else None
 
 
-def _parse_list(value_type: Any, value: Any) -> Any:
+def _parse_list(value_type: Any, written_value: Any) -> Any:
     """Returns a list of values, from a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
-    if isinstance(value, Mapping):
+    if isinstance(written_value, Mapping):
         return None
-    if isinstance(value, str) and value_type is int and "[" in value:
-        numbers = evaluated(value, {})
+    if isinstance(written_value, str) and value_type is int and "[" in written_value:
+        numbers = evaluated(written_value, {})
         if isinstance(numbers, list):
             return tuple(numbers)
-    elements: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]
     if len(elements) == 1 and isinstance(elements[0], str):
         elements = (
             elements[0]
@@ -420,19 +420,19 @@ def _environment_text(value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
+def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
-    name = script.lower()
+    script_name = script.lower()
     for name_part, model_kind in SCRIPTS.items():
-        if name_part in name:
+        if name_part in script_name:
             return model_kind
-    if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
+    if field_values.get("hybrid_layer_pattern") or field_values.get("is_hybrid_model"):
         return "hybrid"
-    if name:
+    if script_name:
         return "gpt"
-    if values.get("decoder_seq_length") is not None:
+    if field_values.get("decoder_seq_length") is not None:
         return "t5"
-    tokenizer = str(values.get("tokenizer_type", ""))
+    tokenizer = str(field_values.get("tokenizer_type", ""))
     data_paths = f"{argument_values.get('data_path', '')} {argument_values.get('vocab_file', '')}".lower()
     if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data_paths):
         return "bert"

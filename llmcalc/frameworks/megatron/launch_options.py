@@ -30,22 +30,22 @@ ARGUMENTS = {
 """Option → argument with the same value."""
 
 
-def _recompute_arguments(value: Any) -> dict[str, Any]:
-    """Returns Megatron-LM's arguments for a value of `--recompute`; None removes an argument."""
+def _recompute_arguments(setting: Any) -> dict[str, Any]:
+    """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
     removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
-    if value == "none":
+    if setting == "none":
         return removals
-    if value == "full":
+    if setting == "full":
         return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if value in ("selective", "attention"):
+    if setting in ("selective", "attention"):
         return {**removals, "recompute_granularity": "selective"}
-    raise InputError(f"--recompute {value}: beside a file of Megatron-LM expected none, selective or full")
+    raise InputError(f"--recompute {setting}: beside a file of Megatron-LM expected none, selective or full")
 
 
-def _optimizer_arguments(value: Any) -> dict[str, Any]:
-    if value not in OPTIMIZERS:
-        raise InputError(f"--optimizer {value}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
-    return {"optimizer": OPTIMIZERS[value]}
+def _optimizer_arguments(setting: Any) -> dict[str, Any]:
+    if setting not in OPTIMIZERS:
+        raise InputError(f"--optimizer {setting}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
+    return {"optimizer": OPTIMIZERS[setting]}
 
 
 def _precision_arguments(value: Any) -> dict[str, Any]:
@@ -56,14 +56,14 @@ def _precision_arguments(value: Any) -> dict[str, Any]:
     return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
-def _attention_arguments(value: Any) -> dict[str, Any]:
-    return {"attention_backend": "unfused" if value == "eager" else "flash"}
+def _attention_arguments(setting: Any) -> dict[str, Any]:
+    return {"attention_backend": "unfused" if setting == "eager" else "flash"}
 
 
-def _zero_arguments(value: Any) -> dict[str, Any]:
-    if value not in (0, 1):
-        raise InputError(f"--zero {value}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
-    return {"use_distributed_optimizer": True if value else None}
+def _zero_arguments(setting: Any) -> dict[str, Any]:
+    if setting not in (0, 1):
+        raise InputError(f"--zero {setting}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
+    return {"use_distributed_optimizer": True if setting else None}
 
 
 CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
@@ -83,17 +83,17 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
     Raises `InputError` for an option that Megatron-LM has no argument for.
     """
     changes: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in ARGUMENTS:
-            changes[ARGUMENTS[name]] = value
-        elif name in CONVERTED:
-            changes |= CONVERTED[name](value)
-        elif name == "framework" and value == "megatron":
+    for option_name, setting in options.items():
+        if option_name in ARGUMENTS:
+            changes[ARGUMENTS[option_name]] = setting
+        elif option_name in CONVERTED:
+            changes |= CONVERTED[option_name](setting)
+        elif option_name == "framework" and setting == "megatron":
             continue
-        elif name != "num_microbatches":
+        elif option_name != "num_microbatches":
             options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
-                f"{option(name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
+                f"{option(option_name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
                 f"{options_text}, or "
                 "a change of the file"
             )
@@ -116,9 +116,9 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
 
 def _find_arguments(config: Table) -> tuple[str, Table]:
     """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
-    for key in ("MODEL_ARGS", WRAPPED):
-        if isinstance(config.get(key), Mapping):
-            return key, config[key]
+    for table_key in ("MODEL_ARGS", WRAPPED):
+        if isinstance(config.get(table_key), Mapping):
+            return table_key, config[table_key]
     return "", config
 
 
@@ -129,18 +129,20 @@ def _argument_name(flag: str) -> str:
 
 def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
-    value = next(
-        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+    setting = next(
+        (setting for flag, setting in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
         None,
     )
-    text = str(value)
+    text = str(setting)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
 
 def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the file's arguments with changed values; None removes an argument."""
-    key, table = _find_arguments(config)
+    """Returns the file's arguments with changed values, without those whose new value is None."""
+    table_key, arguments_table = _find_arguments(config)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
-    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
-    arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
-    return {**config, key: arguments} if key else arguments
+    arguments = {
+        flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
+    }
+    arguments |= {f"--{argument.replace('_', '-')}": value for argument, value in changes.items() if value is not None}
+    return {**config, table_key: arguments} if table_key else arguments

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .param_and_grad_buffer import (
@@ -20,7 +21,6 @@ from .param_and_grad_buffer import (
     Range,
     is_updated_by_muon,
     optimizer_updates,
-    round_up,
     shard_index,
 )
 from .settings import MegatronSettings
@@ -40,55 +40,55 @@ def pack_buffer(
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket: elements after which a bucket ends; None for a single bucket.
     """
-    ranks = layout.expert_shards if expert else layout.shards
-    divisor = math.lcm(ranks, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    shard = math.lcm(ALIGNED, divisor // ranks)
+    shard_count = layout.expert_shards if expert else layout.shards
+    divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
+    shard = math.lcm(ALIGNED, divisor // shard_count)
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
-    costs = [0] * ranks
+    costs = [0] * shard_count
 
-    def emit(chunk: list[Parameter]) -> None:
+    def emit_bucket(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
-        limit = sum(parameter.size for parameter in chunk) / ranks * OVERFULL
-        shard_ends, placements = [0] * ranks, list[tuple[Parameter, int, int]]()
-        for parameter in sorted(chunk, key=lambda parameter: -_orthogonalization_cost(parameter)):
+        most_elements = sum(parameter.size for parameter in bucket_parameters) / shard_count * OVERFULL
+        shard_ends, placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
+        for parameter in sorted(bucket_parameters, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
-                for shard_index in range(ranks)
-                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= limit
+                for shard_index in range(shard_count)
+                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= most_elements
             ]
             shard_index = (
                 min(fitting_shards, key=lambda shard_index: costs[shard_index])
                 if fitting_shards
-                else min(range(ranks), key=lambda shard_index: shard_ends[shard_index])
+                else min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
             )
-            start = round_up(shard_ends[shard_index], ALIGNED)
-            placements.append((parameter, shard_index, start))
-            shard_ends[shard_index] = start + parameter.size
+            start_in_shard = round_up(shard_ends[shard_index], ALIGNED)
+            placements.append((parameter, shard_index, start_in_shard))
+            shard_ends[shard_index] = start_in_shard + parameter.size
             costs[shard_index] += _orthogonalization_cost(parameter)
         shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
-        for parameter, shard_index, start in placements:
-            start_in_buffer = bucket_start + shard_index * shard_width + start
+        for parameter, shard_index, start_in_shard in placements:
+            start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             ranges[id(parameter.tensor)] = Range(start_in_buffer, start_in_buffer + parameter.size), len(buckets)
-        buckets.append(Range(bucket_start, bucket_start + ranks * shard_width))
+        buckets.append(Range(bucket_start, bucket_start + shard_count * shard_width))
 
     pending_parameters: list[Parameter] = []
-    shard_loads, largest_load = [0] * ranks, 0
+    shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
             padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
-                bucket, int(ranks * largest_load * FULL)
+                bucket, int(shard_count * largest_load * FULL)
             )
             if is_bucket_full and not padding_suffices:
-                emit(pending_parameters)
-                pending_parameters, shard_loads, largest_load = [], [0] * ranks, 0
-        emptiest_shard = min(range(ranks), key=lambda i: shard_loads[i])
+                emit_bucket(pending_parameters)
+                pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
+        emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
         shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.size
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.size)
-    emit(pending_parameters)
-    return Buffer(parameters, expert, ranks, buckets[-1].end, buckets, ranges, packed=True)
+    emit_bucket(pending_parameters)
+    return Buffer(parameters, expert, shard_count, buckets[-1].end, buckets, ranges, packed=True)
 
 
 def _orthogonalization_cost(parameter: Parameter) -> int:
@@ -106,9 +106,9 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
             continue
         rank_shard = shard_index(buffer, layout, coordinates)
         for parameter in buffer.parameters:
-            (start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
+            (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
             bucket = buffer.buckets[bucket_index]
-            if (start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
+            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
                 updates.append(OptimizerUpdate(parameter.size, 1))
     return updates
 

@@ -27,13 +27,13 @@ def read_log(log_text: LogText) -> LogReading | None:
     log_values = LogValues(log_text, PATTERNS)
     for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if argument_name in log_values:
-            log_values.values[argument_name] = [f"{number} MB" for number in log_values.values[argument_name]]
-    memory_terms = log_values.largest(
+            log_values.values[argument_name] = [f"{megabytes} MB" for megabytes in log_values.values[argument_name]]
+    memory_terms = log_values.largest_terms(
         "weight_and_optimizer", "activation", "allocated", "peak_allocated", "reserved", "peak_reserved"
     )
     if not memory_terms:
         return None
     if "billions" in log_values:
-        params = round(Fraction(log_values.text("billions")) * BILLION)
-        memory_terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+        parameter_count = round(Fraction(log_values.last_text("billions")) * BILLION)
+        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
     return LogReading("megatron", "Megatron-LM", tuple(memory_terms), oom_flag="--micro-batch-size")

@@ -35,23 +35,23 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 
 def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
     """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
-    if settings.padded_vocabulary is None:
+    if settings.padded_vocabulary_size is None:
         raise InputError(
-            f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
-            "or --padded-vocab-size too"
+            f"--vocab-size: missing; the size of a {settings.tokenizer_kind} is in its files alone; expected "
+            "--vocab-size or --padded-vocab-size too"
         )
     for argument_name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
         if getattr(settings, argument_name):
             raise InputError(f"{flag_of(argument_name)}: not supported; expected a residual stream without norms")
-    table: Table = {
-        "vocab_size": settings.padded_vocabulary,
+    spec_table: Table = {
+        "vocab_size": settings.padded_vocabulary_size,
         "hidden_size": settings.hidden_size,
         "tie_word_embeddings": not settings.untie_embeddings_and_output_weights,
     }
-    if settings.positions != "learned_absolute" and settings.max_position_embeddings is not None:
-        table["max_position_embeddings"] = settings.max_position_embeddings
-    build = {"gpt": _gpt_fields, "bert": _bert_fields, "t5": _t5_fields, "hybrid": _hybrid_fields}[settings.kind]
-    return validate(ModelSpec, {**table, **build(settings)}, origin)
+    if settings.position_type != "learned_absolute" and settings.max_position_embeddings is not None:
+        spec_table["max_position_embeddings"] = settings.max_position_embeddings
+    build_fields = {"gpt": _gpt_fields, "bert": _bert_fields, "t5": _t5_fields, "hybrid": _hybrid_fields}[settings.kind]
+    return validate(ModelSpec, {**spec_table, **build_fields(settings)}, origin)
 
 
 def _norm_table(settings: MegatronSettings) -> Table:
@@ -61,7 +61,7 @@ def _norm_table(settings: MegatronSettings) -> Table:
 
 def _rope_table(settings: MegatronSettings) -> Table | None:
     """Returns the model-spec table of rotary positions; None for other positions."""
-    if settings.positions not in ("rope", "yarn", "mrope"):
+    if settings.position_type not in ("rope", "yarn", "mrope"):
         return None
     partial_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
     return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial_fields}
@@ -69,7 +69,7 @@ def _rope_table(settings: MegatronSettings) -> Table | None:
 
 def _position_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of learned position embeddings, which are added to token embeddings."""
-    if settings.positions != "learned_absolute":
+    if settings.position_type != "learned_absolute":
         return {}
     if settings.max_position_embeddings is None:
         raise InputError("--max-position-embeddings: missing; learned positions need it")
@@ -80,7 +80,7 @@ def _attention_table(settings: MegatronSettings, position: Table | None, is_cros
     """Returns the model-spec table of attention. is_cross_attention: without grouped keys."""
     has_bias = not settings.disable_bias_linear
     has_qkv_bias = has_bias or settings.add_qkv_bias
-    table: Table = {
+    attention_table: Table = {
         "num_attention_heads": settings.num_attention_heads,
         "num_key_value_heads": settings.num_attention_heads if is_cross_attention else settings.query_groups,
         "head_dim": settings.head_dim,
@@ -90,14 +90,14 @@ def _attention_table(settings: MegatronSettings, position: Table | None, is_cros
         "o_bias": has_bias,
     }
     if position is not None:
-        table["position"] = position
+        attention_table["position"] = position
     if settings.attention_output_gate and not is_cross_attention:
-        table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
+        attention_table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
     if settings.qk_l2_norm and not is_cross_attention:
-        table["qk_norm"] = {"norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6}}
+        attention_table["qk_norm"] = {"norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6}}
     elif settings.qk_layernorm and not is_cross_attention:
-        table["qk_norm"] = {"norm": _norm_table(settings)}
-    return table
+        attention_table["qk_norm"] = {"norm": _norm_table(settings)}
+    return attention_table
 
 
 def _delta_table(settings: MegatronSettings) -> Table:
@@ -106,13 +106,13 @@ def _delta_table(settings: MegatronSettings) -> Table:
         raise InputError(
             f"--transformer-impl {settings.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
         )
-    keys, values = settings.linear_num_key_heads, settings.linear_num_value_heads
-    if values % keys:
-        raise InputError(f"--linear-num-key-heads: {keys}; expected a divisor of {values} heads of values")
+    key_heads, value_heads = settings.linear_num_key_heads, settings.linear_num_value_heads
+    if value_heads % key_heads:
+        raise InputError(f"--linear-num-key-heads: {key_heads}; expected a divisor of {value_heads} heads of values")
     return {
         "type": "gated_delta_net",
-        "linear_num_key_heads": keys,
-        "linear_num_value_heads": values,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
         "linear_key_head_dim": settings.linear_key_head_dim,
         "linear_value_head_dim": settings.linear_value_head_dim,
         "linear_conv_kernel_dim": settings.linear_conv_kernel_dim,
@@ -123,17 +123,17 @@ def _delta_table(settings: MegatronSettings) -> Table:
 
 def _indexer_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of sparse attention's indexer (experimental_attention_variant/dsa.py)."""
-    table = {
+    indexer_table = {
         "index_n_heads": settings.dsa_indexer_n_heads,
         "index_head_dim": settings.dsa_indexer_head_dim,
         "index_topk": settings.dsa_indexer_topk,
     }
-    for argument_name, value in table.items():
-        if value is None:
+    for argument_name, setting in indexer_table.items():
+        if setting is None:
             raise InputError(f"{flag_of(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
     if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
-    return table
+    return indexer_table
 
 
 def _latent_attention_table(settings: MegatronSettings) -> Table:
@@ -166,12 +166,12 @@ def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Ta
         if settings.openai_gelu
         else "gelu"
     )
-    gate = {"gate_bias": has_bias} if settings.gated else {}
+    gate = {"gate_bias": has_bias} if settings.has_gate else {}
     return {
         "type": "mlp",
         "intermediate_size": width,
         "hidden_act": activation,
-        "gated": settings.gated,
+        "gated": settings.has_gate,
         "up_bias": has_bias,
         "down_bias": has_bias,
         **gate,
@@ -187,26 +187,26 @@ def _experts_table(settings: MegatronSettings) -> Table:
     if settings.moe_router_num_groups not in (None, 1):
         router |= {"n_group": settings.moe_router_num_groups, "topk_group": settings.moe_router_group_topk or 1}
     shared_width = settings.moe_shared_expert_intermediate_size
-    table: Table = {
+    experts_table: Table = {
         "type": "moe",
         "num_experts": settings.num_experts,
         "num_experts_per_tok": settings.moe_router_topk,
-        "expert": _network_table(settings, settings.expert_ffn, has_bias),
+        "expert": _network_table(settings, settings.expert_width, has_bias),
         "router": router,
     }
     if shared_width is not None:
-        table |= {
+        experts_table |= {
             "shared_expert": _network_table(settings, shared_width, has_bias=False),
             "shared_expert_gate": settings.moe_shared_expert_gate,
         }
     if settings.moe_latent_size is not None:
-        table["latent"] = {"moe_latent_size": settings.moe_latent_size}
-    return table
+        experts_table["latent"] = {"moe_latent_size": settings.moe_latent_size}
+    return experts_table
 
 
 def _mamba_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of a Mamba-2 mixer."""
-    inner_width, head_dim = settings.mamba_inner, settings.mamba_head_dim
+    inner_width, head_dim = settings.mamba_inner_width, settings.mamba_head_dim
     if inner_width % head_dim:
         raise InputError(
             f"--mamba-head-dim: {head_dim} does not divide the inner width {inner_width}; expected a divisor"
@@ -237,7 +237,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
     """Returns the model-spec table of a layer's attention."""
     return (
         _latent_attention_table(settings)
-        if settings.latent
+        if settings.is_latent
         else _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
     )
 
@@ -258,7 +258,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a GPT."""
     layer_tables, layer_names = {}, []
     for has_experts, is_unrotated, has_delta_rule in zip(
-        settings.expert_layers, _layers_without_rope(settings), settings.delta_layers, strict=True
+        settings.has_experts_by_layer, _layers_without_rope(settings), settings.has_delta_rule_by_layer, strict=True
     ):
         layer_name = ("experts" if has_experts else "dense") + (
             "_delta" if has_delta_rule else "_unrotated" if is_unrotated else ""
@@ -267,7 +267,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
             network = (
                 _experts_table(settings)
                 if has_experts
-                else _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+                else _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
             )
             layer_tables[layer_name] = _layer_table(
                 settings,
@@ -280,7 +280,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a hybrid of Mamba, attention and feed-forward layers."""
-    pattern_letters = "".join(settings.segments)
+    pattern_letters = "".join(settings.pattern_segments)
     unknown_letters = sorted(set(pattern_letters) - set(HIDDEN_LAYERS))
     if unknown_letters or not pattern_letters:
         problem_text = f"a layer {unknown_letters[0]}" if unknown_letters else "no layers"
@@ -292,12 +292,12 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
         "attention": lambda: _layer_table(settings, _attention_table(settings, _rope_table(settings)), NOTHING),
         "latent": lambda: _layer_table(settings, _latent_attention_table(settings), NOTHING),
         "dense": lambda: _layer_table(
-            settings, NOTHING, _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+            settings, NOTHING, _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
         ),
         "experts": lambda: _layer_table(settings, NOTHING, _experts_table(settings)),
     }
     layer_names = [HIDDEN_LAYERS[letter] for letter in pattern_letters]
-    layer_tables = {name: builders[name]() for name in dict.fromkeys(layer_names)}
+    layer_tables = {layer_name: builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
     return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
 
@@ -319,7 +319,7 @@ def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
         "+": _latent_attention_table,
     }
     networks = {
-        "-": lambda settings: _network_table(settings, settings.ffn, not settings.disable_bias_linear),
+        "-": lambda settings: _network_table(settings, settings.ffn_width, not settings.disable_bias_linear),
         "E": _experts_table,
     }
     if mtp_letters[0] in mixers and (len(mtp_letters) == 1 or mtp_letters[1] in networks):
@@ -370,7 +370,7 @@ def _bert_fields(settings: MegatronSettings) -> Table:
     block = _layer_table(
         settings,
         _attention_table(settings, _rope_table(settings)),
-        _network_table(settings, settings.ffn, not settings.disable_bias_linear),
+        _network_table(settings, settings.ffn_width, not settings.disable_bias_linear),
     )
     has_binary_head = not settings.bert_no_binary_head
     stack: Table = {
@@ -382,16 +382,16 @@ def _bert_fields(settings: MegatronSettings) -> Table:
     if has_binary_head:
         stack["token_types"] = {"type_vocab_size": SEGMENTS}
     transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
-    table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": transform}}
-    return {**table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else table
+    decoder_table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": transform}}
+    return {**decoder_table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else decoder_table
 
 
 def _t5_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a T5."""
-    network = _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+    network = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
     block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network)
     relative_bias: Table = {}
-    if settings.positions == "relative":
+    if settings.position_type == "relative":
         relative_bias = {
             "relative_bias": {
                 "relative_attention_num_buckets": settings.relative_attention_num_buckets,

@@ -77,22 +77,22 @@ def optimizer_on_host(
 
     prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
     """
-    is_on_host, name = (f"{prefix}{name}" for name in HOST_OPTIMIZER)
+    is_on_host, argument = (f"{prefix}{argument}" for argument in HOST_OPTIMIZER)
     if not reader.flag(config, is_on_host):
         return {}
-    if share_of(reader, name, config, default_fraction) != 1:
-        reader.unknown[name] = "states on the device beside those on the host are not modelled; 1 is"
+    if share_of(reader, argument, config, default_fraction) != 1:
+        reader.unknown[argument] = "states on the device beside those on the host are not modelled; 1 is"
     return {"optimizer_offload": True}
 
 
 def stage_ends(
-    reader: LaunchReader, config: Table, prefix: str = "", names: tuple[str, str] = STAGE_ENDS
+    reader: LaunchReader, config: Table, prefix: str = "", arguments: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
     """Returns the layers of the pipeline's first and last rank; None where the file does not state them.
 
-    prefix: what stands before the arguments' names. names: the arguments.
+    prefix: what stands before the arguments' names. arguments: the arguments.
     """
-    first, last = (reader.optional_size(config, f"{prefix}{name}") for name in names)
+    first, last = (reader.optional_size(config, f"{prefix}{argument}") for argument in arguments)
     return first, last
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .settings import MegatronSettings
@@ -58,11 +59,6 @@ class Buffer:
         return self.parameters[0].is_fp8
 
 
-def round_up(number: int, multiple: int) -> int:
-    """Rounds a number up to a multiple."""
-    return -(-number // multiple) * multiple
-
-
 def make_buffer(
     parameters: list[Parameter],
     expert: bool,
@@ -80,33 +76,33 @@ def make_buffer(
     """
     shards = layout.expert_shards if expert else layout.shards
     if not distributed:
-        size = sum(parameter.size for parameter in parameters)
-        return Buffer(parameters, expert, shards, size, [Range(0, size)], {})
+        buffer_elements = sum(parameter.size for parameter in parameters)
+        return Buffer(parameters, expert, shards, buffer_elements, [Range(0, buffer_elements)], {})
     multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    position = start = 0
+    position = bucket_start = 0
     is_bucket_open = False
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
 
-    def close(end: int) -> int:
+    def close_bucket(unpadded_end: int) -> int:
         """Ends the current bucket, and returns the padded end."""
-        buckets.append(Range(start, round_up(end, multiple)))
+        buckets.append(Range(bucket_start, round_up(unpadded_end, multiple)))
         return buckets[-1].end
 
     for parameter in reversed(parameters):
         position = round_up(position, ALIGNED)
         needs_own_bucket = tied and parameter.role in ("table", "head")
         if needs_own_bucket and is_bucket_open:
-            start = position = close(position)
+            bucket_start = position = close_bucket(position)
             is_bucket_open = False
         ranges[id(parameter.tensor)] = Range(position, position + parameter.size), len(buckets)
         position += parameter.size
         is_bucket_open = True
-        if needs_own_bucket or (bucket is not None and position - start >= bucket):
-            start = position = close(position)
+        if needs_own_bucket or (bucket is not None and position - bucket_start >= bucket):
+            bucket_start = position = close_bucket(position)
             is_bucket_open = False
     if is_bucket_open:
-        close(position)
+        close_bucket(position)
     return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
 
 

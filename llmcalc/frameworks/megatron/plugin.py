@@ -28,28 +28,28 @@ def read_accelerate(
     }
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
-    def size(argument_name: str) -> int:
+    def plugin_size(argument_name: str) -> int:
         return size_of(
             reader,
             f"{section}.megatron_lm_{argument_name}",
             1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],
         )
 
-    def flag(argument_name: str) -> bool:
+    def plugin_flag(argument_name: str) -> bool:
         return plugin_options.get(argument_name) is not None and flag_value(
             reader, f"{section}.megatron_lm_{argument_name}", plugin_options[argument_name]
         )
 
-    tp, pp = size("tp_degree"), size("pp_degree")
+    tp, pp = plugin_size("tp_degree"), plugin_size("pp_degree")
     if world_size % (tp * pp):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * pp}")
-    command_settings["num_microbatches"] = size("num_micro_batches")
-    if flag("recompute_activations"):
+    command_settings["num_microbatches"] = plugin_size("num_micro_batches")
+    if plugin_flag("recompute_activations"):
         command_settings["recompute"] = "attention"
     if command_settings.get("precision") == "autocast":
         del command_settings["precision"]
         command_settings |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
-    zero: Zero = 1 if flag("use_distributed_optimizer") else 0
-    sequence_parallel = tp > 1 and flag("sequence_parallelism")
+    zero: Zero = 1 if plugin_flag("use_distributed_optimizer") else 0
+    sequence_parallel = tp > 1 and plugin_flag("sequence_parallelism")
     layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
     return LaunchSettings(layout, command_settings)

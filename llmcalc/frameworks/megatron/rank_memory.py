@@ -85,10 +85,10 @@ def replay_rank(
     rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
-    key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
-    if key not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
-        recorded_ranks[key] = record_rank(spec, settings, rank, is_last_stage)
-    recorded_rank = recorded_ranks.get(key)
+    passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
+    if passes_key_of_rank not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
+        recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
+    recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
         return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
@@ -227,7 +227,7 @@ def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple
     """Returns the host memory of Adam's step there: main weights, gradients and two states, all in fp32."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
-    pinned = sum(pinned_bytes(4 * size) for size in rank_run.updated_sizes)
+    pinned = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
     source = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
     return (
         Term("main weights (pinned)", pinned, "source", source),

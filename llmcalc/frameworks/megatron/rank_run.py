@@ -41,13 +41,13 @@ from ...simulator.tensor import (
 )
 from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
-from .evidence import check_parts
+from .evidence import check_components
 from .kernel_choices import (
     check_modelled,
-    choices_of,
     cublas_workspace,
-    engine_workspace,
+    engine_workspace_bytes,
     optimizer_sharding,
+    rank_choices_of,
     retains_batches,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
@@ -143,7 +143,7 @@ class RankRun:
 
     def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | Recorder) -> None:
         check_modelled(settings)
-        check_parts(spec)
+        check_components(spec)
         self.settings: MegatronSettings = settings
         self.meter: Meter | Recorder = memory_meter
         self.layout: Layout = settings.layout()
@@ -151,13 +151,13 @@ class RankRun:
         self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
         self.spec: ModelSpec = (
-            spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
+            spec if settings.padded_vocabulary_size is None else _with_vocabulary(spec, settings.padded_vocabulary_size)
         )
         self.graph: Graph = Graph(memory_meter)
         self.graph.keeps_gradients = False
-        self.rank_choices: RankChoices = choices_of(settings)
+        self.rank_choices: RankChoices = rank_choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
-            memory_meter, cublas_workspace(settings), engine_workspace(settings)
+            memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
@@ -202,10 +202,10 @@ class RankRun:
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def storage(self, size: Any, memory_kind: str) -> Storage:
+    def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
         """Allocates bytes under a kind of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
-            return Storage(self.meter, size)
+            return Storage(self.meter, storage_bytes)
 
     def set_up_tables(self) -> None:
         """Creates the tables that passes read, which are not parameters."""
@@ -276,8 +276,8 @@ class RankRun:
             if matrices:
                 yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
-                group = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
-                yield make_buffer(group, expert, self.settings, self.layout, bucket, tied, distributed)
+                buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
+                yield make_buffer(buffer_parameters, expert, self.settings, self.layout, bucket, tied, distributed)
 
     def _make_rope_tables(self) -> None:
         """Creates the cached RoPE table (rotary_pos_embedding.py, `lru_cache`).
@@ -286,12 +286,12 @@ class RankRun:
         `_set_cos_sin_cache`).
         """
         settings = self.settings
-        if settings.latent:
+        if settings.is_latent:
             yarn = (settings.rope_type or "yarn") == "yarn"
             for _ in range(self._attention_layers() if yarn else 0):
                 width = settings.qk_pos_emb_head_dim
                 self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
-        elif settings.positions == "rope":
+        elif settings.position_type == "rope":
             self.persistent_storages.append(
                 self.storage(
                     4 * (settings.tokens // settings.cp) * int(settings.head_dim * settings.rotary_percent), "overhead"
@@ -311,18 +311,18 @@ class RankRun:
         The fused kernel also replaces the cosines and sines.
         """
         settings = self.settings
-        if not settings.latent or self.has_rope_tables:
+        if not settings.is_latent or self.has_rope_tables:
             return
         self.has_rope_tables = True
-        size, yarn = (
+        table_bytes, yarn = (
             (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim,
             (settings.rope_type or "yarn") == "yarn",
         )
         for i in range(self._attention_layers()):
-            self.persistent_storages.append(self.storage(4 * size, "overhead"))
+            self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
             if yarn and self.rank_choices.mla_fusion:
                 for k in range(2):
-                    self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
+                    self.rope_tables[2 * i + k] = self.storage(2 * table_bytes, "overhead")
 
     def _make_main_parameters(self) -> None:
         """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.
@@ -345,50 +345,50 @@ class RankRun:
             for model_chunk in self.chunks:
                 for parameter in model_chunk.parameters if self.sharding != "none" else ():
                     self.storage(2 * parameter.size if parameter.is_trained else 0, "temporary")
-        for size, states in updates:
+        for elements, states in updates:
             if settings.optimizer_cpu_offload:
-                self.storage(2 * size, "temporary")
+                self.storage(2 * elements, "temporary")
             elif not settings.use_precision_aware_optimizer:
-                main_copy = self.storage(2 * size, "temporary")
-                self.persistent_storages.append(self.storage(4 * size, "optimizer"))
+                main_copy = self.storage(2 * elements, "temporary")
+                self.persistent_storages.append(self.storage(4 * elements, "optimizer"))
                 del main_copy
-            self.updated_sizes.append(size)
+            self.updated_sizes.append(elements)
             self.states_per_parameter.append(states)
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
-        """Runs the optimizer's step; the first step allocates the states."""
+        """Runs the optimizer's step, which allocates the states in the first step."""
         settings = self.settings
         self.meter.place = Place("step")
         is_precision_aware = settings.use_precision_aware_optimizer
         if not settings.reduces_in_fp32 and not is_precision_aware:
-            self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
+            self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
-            for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
+            for gather_bytes, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
                 if is_precision_aware:
-                    self._make_precision_aware_states(size)
+                    self._make_precision_aware_states(gather_bytes)
                 else:
-                    self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
+                    self.optimizer_states += [self.storage(4 * gather_bytes, "optimizer") for _ in range(states)]
         self.has_stepped = True
-        for size in [] if settings.overlap_param_gather else self.step_gather_sizes:
-            self.storage(2 * size, "communication")
+        for gather_bytes in [] if settings.overlap_param_gather else self.step_gather_sizes:
+            self.storage(2 * gather_bytes, "communication")
 
-    def _make_precision_aware_states(self, size: int) -> None:
+    def _make_precision_aware_states(self, elements: int) -> None:
         """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
         Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
         """
         settings = self.settings
-        for name in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
-            self.optimizer_states.append(self.storage(STATES[name] * size, "optimizer"))
-            if name != "fp32":
+        for state_format in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
+            self.optimizer_states.append(self.storage(STATES[state_format] * elements, "optimizer"))
+            if state_format != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
+        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * elements, "optimizer")
         if not remainders:
-            main_copy = self.storage(2 * size, "temporary")
-            fp32_copy = self.storage(4 * size, "temporary")
+            main_copy = self.storage(2 * elements, "temporary")
+            fp32_copy = self.storage(4 * elements, "temporary")
             del main_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
@@ -410,17 +410,17 @@ class RankRun:
         return tensors
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
-        """Runs `forward_step`; on the last stage the output is the loss."""
+        """Runs `forward_step`, whose output on the last stage is the loss."""
         self.meter.place = Place("forward")
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
         passes = self.passes
 
-        def run() -> Tensor:
+        def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = run() if passes is None else passes.forward(model_chunk.number, chunk_input, run)
+        output = run_forward() if passes is None else passes.forward(model_chunk.number, chunk_input, run_forward)
         if self.retains:
             self.batches.append(batch)
         del batch
@@ -429,16 +429,16 @@ class RankRun:
     def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
-        output = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
+        hidden = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
         if model_chunk.last:
             self.meter.place = Place("forward", path="loss")
-            losses = model_chunk.lowering.loss_of(output)
-            del output
-            output = self._sum_loss(losses)
+            losses = model_chunk.lowering.loss_of(hidden)
+            del hidden
+            hidden = self._sum_loss(losses)
             model_chunk.lowering.logits = []
             del losses
-        return output
+        return hidden
 
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
@@ -457,13 +457,13 @@ class RankRun:
         self.meter.place = Place("backward")
         passes = self.passes
 
-        def run() -> None:
+        def run_backward() -> None:
             self._backward_pass(output, gradient)
 
         if passes is None:
-            run()
+            run_backward()
         else:
-            passes.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run)
+            passes.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
@@ -473,7 +473,7 @@ class RankRun:
         backward(self.graph, output.end, gradient)
 
     def receive_hidden(self) -> Tensor:
-        """Returns the hidden states received from the previous stage; the tensor also stores their gradient."""
+        """Returns the hidden states received from the previous stage, with a place for their gradient."""
         self.meter.place = Place("forward", path="receive")
         x = self._new_hidden()
         tensor_reference = ref(x)
@@ -497,14 +497,14 @@ class RankRun:
 
     def end_step(self) -> None:
         """Runs the end of a training step after all passes: deferred gradients and optimizer."""
-        self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
+        self.persistent.drain_deferred_gradients(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported_losses:
             self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; later micro-batches repeat the last replayed one."""
+        """The number of micro-batches to replay, the last of which represents all later micro-batches."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
@@ -519,14 +519,14 @@ _padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
 """Models with padded vocabularies; the model is kept so that no other one gets its id."""
 
 
-def _with_vocabulary(spec: ModelSpec, size: int) -> ModelSpec:
+def _with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
     """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
-    key = id(spec), size
-    if key not in _padded_specs:
+    cache_key = id(spec), vocabulary_size
+    if cache_key not in _padded_specs:
         if len(_padded_specs) >= MAX_PADDED_SPECS:
             _padded_specs.clear()
-        _padded_specs[key] = spec, spec.model_copy(update={"vocab_size": size})
-    return _padded_specs[key][1]
+        _padded_specs[cache_key] = spec, spec.model_copy(update={"vocab_size": vocabulary_size})
+    return _padded_specs[cache_key][1]
 
 
 MAX_PADDED_SPECS = 32

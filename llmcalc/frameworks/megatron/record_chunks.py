@@ -60,7 +60,7 @@ class RecordedChunk:
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
     ) -> dict[PassCase, PassTrace]:
-        """Returns case of passes → memory events, renumbered for chunk `chunk_number`.
+        """Returns the memory events of each kind of pass, renumbered for chunk `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -98,7 +98,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns pass case → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
@@ -150,13 +150,13 @@ def _recorded_chunk(
     layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
     chunk_settings = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
-    if key not in _chunks:
+    cache_key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
+    if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
         chunk_run = RankRun(spec, settings, rank, Recorder())
-        _chunks[key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], is_interleaved, by_previous)
-    return _chunks[key]
+        _chunks[cache_key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], is_interleaved, by_previous)
+    return _chunks[cache_key]
 
 
 def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, by_previous: bool) -> RecordedChunk:
@@ -187,12 +187,12 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
     in_forward = (
         event for recorded_pass in forward_passes for event in events[recorded_pass.start : recorded_pass.end]
     )
-    return {storage for storage, size, _ in in_forward if size > 0 or size == TAKEN}
+    return {storage for storage, storage_bytes, _ in in_forward if storage_bytes > 0 or storage_bytes == TAKEN}
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
     users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
     users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
-    sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
-    return bool(sizes) and max(last_size for _, last_size in sizes) > sizes[0][0]
+    buffer_sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
+    return bool(buffer_sizes) and max(last_size for _, last_size in buffer_sizes) > buffer_sizes[0][0]

@@ -12,7 +12,7 @@ STEPS = 3, 3
 
 
 def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
-    """Returns the recorded passes of each case of a rank, after the set-up of the rank.
+    """Returns the recorded passes of a rank by kind of pass, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
@@ -20,9 +20,9 @@ def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by
     by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
     """
     rank_run.passes = passes = PassRecorder(recorder, len(rank_run.chunks), by_previous)
-    for count in STEPS if len(rank_run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
+    for microbatch_count in STEPS if len(rank_run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
         rank_run.gradient_copies, rank_run.batches = [], []
-        _run_passes(rank_run, count, is_last_stage)
+        _run_passes(rank_run, microbatch_count, is_last_stage)
         rank_run.end_step()
     if by_previous:
         rank_run.gradient_copies, rank_run.batches = [], []
@@ -31,12 +31,12 @@ def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by
     return passes.recorded()
 
 
-def _run_passes(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
+def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    in_flight = InFlight(rank_run)
+    in_flight = MicroBatchesInFlight(rank_run)
     last_chunk = rank_run.chunks[-1] if is_last_stage else None
     for model_chunk in rank_run.chunks:
-        for _ in range(count):
+        for _ in range(microbatch_count):
             in_flight.forward(model_chunk)
             if model_chunk is last_chunk:
                 in_flight.backward(model_chunk)
@@ -47,7 +47,7 @@ def _run_passes(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
 
 def _run_alternating_passes(rank_run: RankRun) -> None:
     """Runs two forward passes of each chunk, then alternates backward and forward passes."""
-    flights = InFlight(rank_run)
+    flights = MicroBatchesInFlight(rank_run)
     for model_chunk in rank_run.chunks:
         for _ in range(2):
             flights.forward(model_chunk)
@@ -59,7 +59,7 @@ def _run_alternating_passes(rank_run: RankRun) -> None:
             flights.backward(model_chunk)
 
 
-class InFlight:
+class MicroBatchesInFlight:
     """The micro-batches of each chunk that wait for a backward pass. rank_run: the rank's training run."""
 
     def __init__(self, rank_run: RankRun) -> None:

@@ -13,7 +13,7 @@ from ...flow.program import every_step
 from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
-from .evidence import check_parts
+from .evidence import check_components
 from .kernels.attention import not_modelled
 from .settings_from_options import settings_of, settings_on
 
@@ -31,7 +31,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 
 def check(memory_estimate: Memory, version: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
-    check_parts(memory_estimate.spec)
+    check_components(memory_estimate.spec)
     settings_of(memory_estimate, ONE_DEVICE, version)
     for step in every_step(memory_estimate.spec.shared_program.root.items):
         if step.verb == "attention" and not step.options.get("selected") and not_modelled(step):

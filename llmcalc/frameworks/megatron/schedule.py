@@ -25,7 +25,7 @@ def _run_passes(rank_run: RankRun) -> None:
     elif rank_run.layout.vpp == 1:
         _run_1f1b(rank_run)
     else:
-        Interleaved(rank_run).run()
+        InterleavedSchedule(rank_run).run()
 
 
 def _run_without_pipeline(rank_run: RankRun) -> None:
@@ -47,31 +47,31 @@ def _run_1f1b(rank_run: RankRun) -> None:
     inputs: list[Tensor | None] = []
     outputs: list[ForwardOutput] = []
     for _ in range(warmup_microbatches):
-        x = None if chunk.first else rank_run.receive_hidden()
-        output = rank_run.forward(chunk, x)
-        inputs.append(x)
+        stage_input = None if chunk.first else rank_run.receive_hidden()
+        output = rank_run.forward(chunk, stage_input)
+        inputs.append(stage_input)
         outputs.append(output)
         output.free()
     remaining_microbatches = microbatches - warmup_microbatches
     if remaining_microbatches:
-        x = None if chunk.first else rank_run.receive_hidden()
-    for i in range(remaining_microbatches):
-        output = rank_run.forward(chunk, x)
+        stage_input = None if chunk.first else rank_run.receive_hidden()
+    for microbatch in range(remaining_microbatches):
+        output = rank_run.forward(chunk, stage_input)
         gradient = None if chunk.last else rank_run.receive_gradient()
-        inputs.append(x)
+        inputs.append(stage_input)
         outputs.append(output)
         output.free()
-        x, output = inputs.pop(0), outputs.pop(0)
-        input_gradient = rank_run.backward(x, output, gradient)
-        x = None if chunk.first or i == remaining_microbatches - 1 else rank_run.receive_hidden()
+        stage_input, output = inputs.pop(0), outputs.pop(0)
+        input_gradient = rank_run.backward(stage_input, output, gradient)
+        stage_input = None if chunk.first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
     for _ in range(warmup_microbatches):
-        x, output = inputs.pop(0), outputs.pop(0)
+        stage_input, output = inputs.pop(0), outputs.pop(0)
         gradient = None if chunk.last else rank_run.receive_gradient()
-        input_gradient = rank_run.backward(x, output, gradient)
+        input_gradient = rank_run.backward(stage_input, output, gradient)
     del input_gradient
 
 
-class Interleaved:
+class InterleavedSchedule:
     """The interleaved 1F1B schedule of one rank.
 
     Attributes that hold tensors live as long as the variables of Megatron's function
@@ -99,8 +99,8 @@ class Interleaved:
         if settings.microbatches % group_size == 0:
             microbatch_count = max(group_size, microbatch_count // group_size * group_size)
         self.order: list[int] = []
-        for start in range(0, microbatch_count, group_size):
-            group_microbatches = min(group_size, microbatch_count - start)
+        for first_microbatch in range(0, microbatch_count, group_size):
+            group_microbatches = min(group_size, microbatch_count - first_microbatch)
             self.order += [chunk for chunk in range(self.chunks) for _ in range(group_microbatches)]
         self.total: int = microbatch_count * self.chunks
         self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
@@ -146,8 +146,8 @@ class Interleaved:
         chunk = self.chunk_of(slot, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
-        x = self.inputs[chunk][len(self.outputs[chunk])]
-        output = self.rank.forward(self.rank.chunks[chunk], x)
+        stage_input = self.inputs[chunk][len(self.outputs[chunk])]
+        output = self.rank.forward(self.rank.chunks[chunk], stage_input)
         self.outputs[chunk].append(output)
         return output
 
@@ -156,9 +156,9 @@ class Interleaved:
         chunk = self.chunk_of(slot, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
-        x, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
+        stage_input, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
         gradient = self.gradients[chunk].pop(0)
-        return self.rank.backward(x, output, gradient)
+        return self.rank.backward(stage_input, output, gradient)
 
     def run(self) -> None:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
@@ -182,22 +182,22 @@ class Interleaved:
         receives_input, next_chunk = self.next_received(slot, True)
         receives_input = receives_input and slot != self.total - 1
         receives_gradient = slot == self.warmup - 1 and self.remaining > 0
-        index = slot % len(self.forward_buffer)
+        buffer_index = slot % len(self.forward_buffer)
         if self.prefetches and not self.first:
-            self.forward_buffer[index] = self.rank.receive_hidden() if receives_input else None
+            self.forward_buffer[buffer_index] = self.rank.receive_hidden() if receives_input else None
         self.output = self.forward(slot)
         if self.is_last(self.chunk_of(slot, True)):
             self.output = None
         if not self.prefetches:
             self.input_tensor = self.rank.receive_hidden() if receives_input else None
         elif self.first:
-            self.forward_buffer[index] = self.rank.receive_hidden() if receives_input else None
+            self.forward_buffer[buffer_index] = self.rank.receive_hidden() if receives_input else None
         if receives_gradient and not self.overlaps:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
         if receives_input and not self.prefetches:
             self.inputs[next_chunk].append(self.input_tensor)
         elif receives_input:
-            self.inputs[next_chunk].append(self.forward_buffer[index])
+            self.inputs[next_chunk].append(self.forward_buffer[buffer_index])
             self.forward_buffer[(slot + 1) % len(self.forward_buffer)] = None
         if self.output is not None:
             self.output.free()
@@ -256,16 +256,16 @@ class Interleaved:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk = self.next_received(slot, False)
         receives_gradient = receives_gradient and slot != self.total - 1
-        index = slot % len(self.backward_buffer)
+        buffer_index = slot % len(self.backward_buffer)
         if self.prefetches and not self.last:
-            self.backward_buffer[index] = self.rank.receive_gradient() if receives_gradient else None
+            self.backward_buffer[buffer_index] = self.rank.receive_gradient() if receives_gradient else None
         self.input_gradient = self.backward(slot)
         if not self.prefetches:
             self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         elif self.last:
-            self.backward_buffer[index] = self.rank.receive_gradient() if receives_gradient else None
+            self.backward_buffer[buffer_index] = self.rank.receive_gradient() if receives_gradient else None
         if receives_gradient and not self.prefetches:
             self.gradients[gradient_chunk].append(self.output_gradient)
         elif receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[index])
+            self.gradients[gradient_chunk].append(self.backward_buffer[buffer_index])
             self.backward_buffer[(slot + 1) % len(self.backward_buffer)] = None

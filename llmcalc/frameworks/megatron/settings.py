@@ -51,7 +51,7 @@ class MegatronSettings(MegatronArguments):
     def layers(self) -> int:
         """The number of decoder layers, or of encoder layers in an encoder-decoder; 0 if no argument sets it."""
         if self.hybrid_layer_pattern is not None:
-            return sum(map(len, self.segments))
+            return sum(map(len, self.pattern_segments))
         return self.num_layers or self.encoder_num_layers or 0
 
     @property
@@ -60,7 +60,7 @@ class MegatronSettings(MegatronArguments):
         return self.decoder_num_layers or self.layers
 
     @property
-    def segments(self) -> list[str]:
+    def pattern_segments(self) -> list[str]:
         """Segments of the hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
         return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
 
@@ -72,30 +72,30 @@ class MegatronSettings(MegatronArguments):
         return self.mtp_num_layers or 0
 
     @property
-    def latent(self) -> bool:
+    def is_latent(self) -> bool:
         """Whether attention is multi-head latent (MLA), which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
     def tokens(self) -> int:
-        """The tokens per sequence; in an encoder-decoder the tokens of the encoder."""
+        """The tokens per sequence, in an encoder-decoder those of the encoder."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
-    def ffn(self) -> int:
-        """The width of a dense feed-forward network; by default 4 (SwiGLU: 8/3) times the hidden size."""
+    def ffn_width(self) -> int:
+        """The width of a dense feed-forward network, by default 4 (SwiGLU: 8/3) times the hidden size."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         hidden_size = self.hidden_size or 0
         return int((4 * hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * hidden_size
 
     @property
-    def expert_ffn(self) -> int:
+    def expert_width(self) -> int:
         """Width of an expert's feed-forward network."""
-        return self.moe_ffn_hidden_size or self.ffn
+        return self.moe_ffn_hidden_size or self.ffn_width
 
     @property
-    def gated(self) -> bool:
+    def has_gate(self) -> bool:
         """Whether feed-forward networks have a gate."""
         return self.swiglu or self.quick_geglu
 
@@ -110,43 +110,43 @@ class MegatronSettings(MegatronArguments):
         return self.num_query_groups if self.group_query_attention else self.num_attention_heads or 0
 
     @property
-    def mamba_inner(self) -> int:
+    def mamba_inner_width(self) -> int:
         """Inner width of a Mamba layer."""
         if self.mamba_num_heads is not None:
             return self.mamba_num_heads * self.mamba_head_dim
         return 2 * (self.hidden_size or 0)
 
     @property
-    def positions(self) -> str:
+    def position_type(self) -> str:
         """The type of position embedding."""
         if self.use_rotary_position_embeddings:
             return "rope"
         return "none" if self.no_position_embedding else self.position_embedding_type
 
     @property
-    def expert_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
+    def has_experts_by_layer(self) -> tuple[bool, ...]:
+        """Whether each layer has experts, which with a frequency N is the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
-        freq = self.moe_layer_freq
-        if isinstance(freq, int):
-            return tuple(i % max(1, freq) == 0 for i in range(self.layers))
-        return tuple(map(bool, freq))
+        frequency = self.moe_layer_freq
+        if isinstance(frequency, int):
+            return tuple(i % max(1, frequency) == 0 for i in range(self.layers))
+        return tuple(map(bool, frequency))
 
     @property
-    def delta_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has Gated DeltaNet; with a frequency N, every N-th layer has attention instead.
+    def has_delta_rule_by_layer(self) -> tuple[bool, ...]:
+        """Whether each layer has Gated DeltaNet, which with a frequency N is every layer but the N-th.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
         if self.experimental_attention_variant not in GATED_DELTA_NET:
             return (False,) * self.layers
-        freq = self.linear_attention_freq
-        if freq is None:
+        frequency = self.linear_attention_freq
+        if frequency is None:
             raise InputError("--linear-attention-freq: missing; gated DeltaNet needs it")
-        if isinstance(freq, int):
-            return tuple((i + 1) % max(1, freq) != 0 for i in range(self.layers))
-        return tuple(map(bool, freq))
+        if isinstance(frequency, int):
+            return tuple((i + 1) % max(1, frequency) != 0 for i in range(self.layers))
+        return tuple(map(bool, frequency))
 
     @property
     def microbatches(self) -> int:
@@ -176,8 +176,8 @@ class MegatronSettings(MegatronArguments):
 
         Source: transformer_config.py, `__post_init__`.
         """
-        base = self.mup_base_hidden_size or self.hidden_size
-        return self.use_mup and (self.mup_output_mult != 1.0 or base != self.hidden_size)
+        base_hidden_size = self.mup_base_hidden_size or self.hidden_size
+        return self.use_mup and (self.mup_output_mult != 1.0 or base_hidden_size != self.hidden_size)
 
     @property
     def has_auxiliary_loss(self) -> bool:
@@ -189,18 +189,18 @@ class MegatronSettings(MegatronArguments):
         return any(loss_type.endswith("aux_loss") and factor > 0 for loss_type, factor in losses)
 
     @property
-    def tokenizer(self) -> str:
+    def tokenizer_kind(self) -> str:
         """The tokenizer's type, by argument or by the script's default (`args_defaults`)."""
         default_type = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
         return self.tokenizer_type or default_type
 
     @property
-    def vocabulary(self) -> int | None:
+    def vocabulary_size(self) -> int | None:
         """The tokenizer's vocabulary size before padding; None if only the tokenizer's files state the size.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
-        tokenizer_type, size = self.tokenizer, self.vocab_size
+        tokenizer_type, size = self.tokenizer_kind, self.vocab_size
         if tokenizer_type in ("NullTokenizer", "NullMultimodalTokenizer"):
             has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
             return None if size is None else size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
@@ -222,14 +222,14 @@ class MegatronSettings(MegatronArguments):
         return None if match is None else int(match[1]) * 1000
 
     @property
-    def padded_vocabulary(self) -> int | None:
+    def padded_vocabulary_size(self) -> int | None:
         """The rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
-        if self.vocabulary is None or self.no_pad_vocab_size:
-            return self.vocabulary
+        if self.vocabulary_size is None or self.no_pad_vocab_size:
+            return self.vocabulary_size
         multiple = max(1, self.make_vocab_size_divisible_by * self.tp)
-        return -(-self.vocabulary // multiple) * multiple
+        return -(-self.vocabulary_size // multiple) * multiple
 
     @property
     def reduces_in_fp32(self) -> bool:
@@ -265,13 +265,13 @@ class MegatronSettings(MegatronArguments):
             return tuple(
                 stage.count("t") for stage in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
             )
-        if self.hybrid_layer_pattern is not None and len(self.segments) > 1:
-            return tuple(map(len, self.segments))
+        if self.hybrid_layer_pattern is not None and len(self.pattern_segments) > 1:
+            return tuple(map(len, self.pattern_segments))
         if (self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers) != (None, None):
             return stage_sizes_between_ends(
                 self.layers,
                 self.pp,
-                self.chunks,
+                self.chunk_count,
                 self.decoder_first_pipeline_num_layers,
                 self.decoder_last_pipeline_num_layers,
                 "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers",
@@ -283,24 +283,24 @@ class MegatronSettings(MegatronArguments):
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
-        if layers_with_ends % count:
+        stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + embedding + loss
+        if layers_with_ends % stage_count:
             raise InputError(
                 "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
-                f"{layers_with_ends} parts; expected a multiple of {count} stages"
+                f"{layers_with_ends} parts; expected a multiple of {stage_count} stages"
             )
-        layers = [layers_with_ends // count] * count
+        layers = [layers_with_ends // stage_count] * stage_count
         layers[0] -= embedding
         layers[-1] -= loss
         return tuple(layers)
 
     @cached_property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """Number of layer chunks (virtual stages) of each pipeline rank."""
         if self.pipeline_model_parallel_layout is not None:
             return self._stages_per_rank(len(expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")))
         if self.hybrid_layer_pattern is not None:
-            return 1 if len(self.segments) == 1 else self._stages_per_rank(len(self.segments))
+            return 1 if len(self.pattern_segments) == 1 else self._stages_per_rank(len(self.pattern_segments))
         if self.pp == 1:
             return 1
         if self.num_virtual_stages_per_pipeline_rank is not None:
@@ -345,13 +345,13 @@ class MegatronSettings(MegatronArguments):
             dp=self.dp,
             ep=self.expert_model_parallel_size,
             etp=self.expert_tensor_parallel_size,
-            vpp=self.chunks,
+            vpp=self.chunk_count,
             sequence_parallel=self.uses_sequence_parallelism,
             cp_comm=exchange,
             zero=zero,
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,
-            schedule="interleaved" if self.chunks > 1 else "1f1b",
+            schedule="interleaved" if self.chunk_count > 1 else "1f1b",
             pp_layout=self.stage_layers,
         )
 
@@ -364,9 +364,9 @@ class MegatronSettings(MegatronArguments):
             "num_distributed_optimizer_instances",
             "world_size",
         )
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise InputError(f"{flag_of(name)}: {getattr(self, name)}; expected a positive whole number")
+        for argument in sizes:
+            if getattr(self, argument) < 1:
+                raise InputError(f"{flag_of(argument)}: {getattr(self, argument)}; expected a positive whole number")
         replica_devices = self.tp * self.pp * self.cp
         if self.world_size % replica_devices:
             raise InputError(
@@ -421,8 +421,8 @@ class MegatronSettings(MegatronArguments):
         """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         sequences_at_once = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % sequences_at_once:
-            name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
-            self._reject_value(name, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
+            argument = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
+            self._reject_value(argument, f"a multiple of micro-batch size · data-parallel size = {sequences_at_once}")
 
     def _check_experts(self) -> None:
         """Raises `InputError` for experts that ranks do not divide, or a layer pattern of another length."""
@@ -439,13 +439,15 @@ class MegatronSettings(MegatronArguments):
             if not groups >= selected >= self.moe_router_topk * groups / self.num_experts:
                 least = -(-self.moe_router_topk * groups // self.num_experts)
                 self._reject_value("moe_router_group_topk", f"{least} to {groups} of --moe-router-num-groups {groups}")
-            if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
+            if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
-                    f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
+                    f"--moe-layer-freq: a pattern of {len(self.has_experts_by_layer)} layers; "
+                    f"expected one of {self.layers}"
                 )
-        if len(self.delta_layers) != self.layers:
+        if len(self.has_delta_rule_by_layer) != self.layers:
             raise InputError(
-                f"--linear-attention-freq: a pattern of {len(self.delta_layers)} layers; expected one of {self.layers}"
+                f"--linear-attention-freq: a pattern of {len(self.has_delta_rule_by_layer)} layers; "
+                f"expected one of {self.layers}"
             )
 
     def _check_tokens(self) -> None:
@@ -469,20 +471,20 @@ class MegatronSettings(MegatronArguments):
         ):
             if self.cp > 1 and tokens % sequence_parts:
                 self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
-        heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
+        heads = self.num_attention_heads or 1, self.num_attention_heads if self.is_latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
-            rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
+            rank_heads = [max(1, (head_count or 1) // self.tp) for head_count in heads]
             if any(heads_of_rank % self.cp for heads_of_rank in rank_heads):
                 raise InputError(
                     f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {rank_heads[0]} heads "
                     f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
-    def _require_positive(self, argument_name: str, value: Any) -> None:
-        if value is None:
+    def _require_positive(self, argument_name: str, setting: Any) -> None:
+        if setting is None:
             raise InputError(f"{flag_of(argument_name)}: missing; Megatron-LM needs it")
-        if value < 1:
-            raise InputError(f"{flag_of(argument_name)}: {shown(value)}; expected a positive whole number")
+        if setting < 1:
+            raise InputError(f"{flag_of(argument_name)}: {shown(setting)}; expected a positive whole number")
 
     def _reject_value(self, argument_name: str, expected: str) -> None:
         raise InputError(f"{flag_of(argument_name)}: {shown(getattr(self, argument_name))}; expected {expected}")

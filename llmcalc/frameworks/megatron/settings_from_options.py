@@ -15,7 +15,7 @@ from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.estimate import Memory
 from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
-from ...flow.axis import extent
+from ...flow.axis import element_count
 from ...flow.program import every_step
 from ...model import ModelSpec
 from ...optional import MTP
@@ -111,7 +111,7 @@ def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu:
 def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSettings:
     """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
-    def make() -> MegatronSettings:
+    def make_settings() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = training_run.own_settings
         settings: MegatronSettings = (
@@ -122,7 +122,7 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSett
         expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
         return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **expandable})
 
-    settings: MegatronSettings = training_run.settings_on(cuda_runtime, make)
+    settings: MegatronSettings = training_run.settings_on(cuda_runtime, make_settings)
     return settings
 
 
@@ -159,17 +159,17 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
-    for name, values in KNOWN.items():
-        if (value := getattr(options, name)) not in (None, *values):
+    for field_name, known in KNOWN.items():
+        if (setting := getattr(options, field_name)) not in (None, *known):
             raise InputError(
-                f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(values)}"
+                f"{option(field_name)} {setting}: not modelled with --framework megatron; expected {' or '.join(known)}"
             )
-    for name, declaration in declared(Settings).items():
+    for option_name, declaration in declared(Settings).items():
         if (
             not declaration.setting.every_framework
-            and name not in KNOWN
-            and name not in ADAPTER_OPTIONS
-            and getattr(options, name) not in (None, False)
+            and option_name not in KNOWN
+            and option_name not in ADAPTER_OPTIONS
+            and getattr(options, option_name) not in (None, False)
         ):
             raise InputError(
                 f"{declaration.option}: not modelled with --framework megatron; expected no {declaration.option}"
@@ -266,7 +266,7 @@ def _loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    exchanges = {exchange: name for name, exchange in EXCHANGES.items()}
+    exchanges = {exchange: exchange_name for exchange_name, exchange in EXCHANGES.items()}
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -281,7 +281,7 @@ def _layout_arguments(layout: Layout) -> dict[str, Any]:
     if layout.vpp > 1:
         arguments["num_virtual_stages_per_pipeline_rank"] = layout.vpp
     if layout.pp_layout is not None:
-        stages = ["t" * size for size in layout.pp_layout]
+        stages = ["t" * stage_layers for stage_layers in layout.pp_layout]
         stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
         arguments["pipeline_model_parallel_layout"] = "|".join(stages)
     return arguments
@@ -312,7 +312,7 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,
             "moe_router_topk": expert_steps[0].options["top_k"],
-            "moe_ffn_hidden_size": extent(expert_steps[0].outs[0].axes),
+            "moe_ffn_hidden_size": element_count(expert_steps[0].outs[0].axes),
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_permute_fusion": True,

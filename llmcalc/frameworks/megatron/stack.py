@@ -10,7 +10,7 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 
 
 def stack(launched_run: Launch | None, compiled: bool) -> str:
-    """Returns the software stack's name; communication overlaps unless a launch file turns it off."""
+    """Returns the software stack's name, by whether a launch file turns off overlapped communication."""
     if launched_run is None or not OVERLAPS.isdisjoint(
         argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored
     ):

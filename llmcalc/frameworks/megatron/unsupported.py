@@ -11,10 +11,10 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     reasons = {}
-    for name in megatron_settings.changed_fields():
+    for argument in megatron_settings.changed_fields():
         for reason, names in NOT_MODELLED.items():
-            if name in names and getattr(megatron_settings, name) not in WITHOUT_EFFECT.get(name, ()):
-                reasons[flag_of(name)] = reason
+            if argument in names and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
+                reasons[flag_of(argument)] = reason
     if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
         reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if megatron_settings.optimizer_cpu_offload and (
@@ -27,22 +27,24 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     ):
         reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if megatron_settings.tp_comm_overlap and (
-        megatron_settings.num_experts is not None or megatron_settings.latent or megatron_settings.kind == "hybrid"
+        megatron_settings.num_experts is not None or megatron_settings.is_latent or megatron_settings.kind == "hybrid"
     ):
         reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
     reasons |= _unsupported_fp8(megatron_settings)
     if megatron_settings.experimental_attention_variant == "dsa":
-        if not megatron_settings.latent:
+        if not megatron_settings.is_latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         reasons |= {
-            flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in megatron_settings.changed_fields()
+            flag_of(argument): "another indexer"
+            for argument in OTHER_INDEXERS
+            if argument in megatron_settings.changed_fields()
         }
         if megatron_settings.recompute_mode == "selective":
             reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if megatron_settings.fp8_format is not None:
             reasons["--fp8-format"] = "8-bit products with an indexer"
     if megatron_settings.attention_output_gate and (
-        megatron_settings.latent or megatron_settings.kind in ("bert", "t5")
+        megatron_settings.is_latent or megatron_settings.kind in ("bert", "t5")
     ):
         reasons["--attention-output-gate"] = "another kind of attention"
     return reasons
@@ -72,16 +74,28 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
         and megatron_settings.first_last_layers_bf16,
         f"--optimizer {megatron_settings.optimizer}": megatron_settings.optimizer != "adam",
     }
-    present_conditions = [name for name, is_present in unsupported_conditions.items() if is_present]
+    present_conditions = [condition_name for condition_name, is_present in unsupported_conditions.items() if is_present]
     return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
-    gpu = megatron_settings.gpu.upper()
-    is_blackwell = any(argument_name in gpu for argument_name in ("B100", "B200", "B300"))
-    supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}
-    return supported_recipes.get(megatron_settings.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+    generation = gpu_generation(megatron_settings.gpu)
+    blocks = "mxfp8" if generation == "blackwell" else "blockwise"
+    return generation != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", blocks)
+
+
+def gpu_generation(gpu: str) -> str:
+    """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
+    return next((name for name, gpus in GENERATIONS.items() if any(model in gpu.upper() for model in gpus)), "")
+
+
+GENERATIONS = {
+    "ampere": ("A100", "A800"),
+    "hopper": ("H100", "H200", "H800", "H20"),
+    "blackwell": ("B100", "B200", "B300"),
+}
+"""NVIDIA's generation → parts of the names of its GPUs for data centres."""
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {

@@ -121,24 +121,26 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
-        names = [word for word in source_file.arguments if "=" not in word]
-        if len(names) > 1:
-            raise reader.wrong(names[1][:60], "a second recipe; expected one")
+        recipe_names = [argument for argument in source_file.arguments if "=" not in argument]
+        if len(recipe_names) > 1:
+            raise reader.wrong(recipe_names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _recipe_configuration(reader, syntax_tree, names[0] if names else None)
+            config, name = _recipe_configuration(reader, syntax_tree, recipe_names[0] if recipe_names else None)
         except RecursionError:
-            raise reader.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
-        config |= {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
+            raise reader.wrong(
+                recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
+            ) from None
+        config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
         return _read_configuration(reader, config, name)
 
 
-def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
+def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and name, also if imported from another file."""
     configurations = Configurations(syntax_tree, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
     aliases = _imported_recipes(syntax_tree)
     known_recipes = [*recipes, *aliases]
-    if name is None:
+    if recipe_name is None:
         if len(known_recipes) != 1:
             listed_names = ", ".join(known_recipes[:6])
             raise reader.wrong(
@@ -146,22 +148,23 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: s
                 f"the file has {len(known_recipes)}: {listed_names}…; expected one of them, as in --launch "
                 f"'{reader.where} {known_recipes[0] if known_recipes else 'RECIPE'}'",
             )
-        name = known_recipes[0]
-    if name not in known_recipes:
+        recipe_name = known_recipes[0]
+    if recipe_name not in known_recipes:
         raise reader.wrong(
-            name[:60],
-            f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}.{suggest(name, known_recipes)}",
+            recipe_name[:60],
+            f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}."
+            f"{suggest(recipe_name, known_recipes)}",
         )
-    if name in recipes:
-        return configurations.configuration_of(name), name
-    recipe_file, origin = aliases[name]
+    if recipe_name in recipes:
+        return configurations.configuration_of(recipe_name), recipe_name
+    recipe_file, origin = aliases[recipe_name]
     try:
         if reader.source.read_text is None:
             raise InputError(recipe_file)
         path, text = reader.source.read_text(recipe_file)
     except InputError:
         raise reader.wrong(
-            name[:60],
+            recipe_name[:60],
             f"is {origin[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {origin[:80]}'",
         ) from None
@@ -190,19 +193,19 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
-    def get(key: str, default: Any = None) -> Any:
-        value = config.get(key, default)
-        if isinstance(value, Unknown):
-            raise reader.wrong(key, f"{value.text} is not read; expected {key}=… behind the recipe's name")
-        return value
+    def config_value(key: str, default: Any = None) -> Any:
+        setting = config.get(key, default)
+        if isinstance(setting, Unknown):
+            raise reader.wrong(key, f"{setting.text} is not read; expected {key}=… behind the recipe's name")
+        return setting
 
-    def size(key: str, default: int) -> int:
+    def config_size(key: str, default: int) -> int:
         if config.get(key) is None:
             reader.filled_in[key] = default
-        return size_of(reader, key, default if get(key) is None else get(key))
+        return size_of(reader, key, default if config_value(key) is None else config_value(key))
 
-    def optional_size(key: str) -> int | None:
-        return None if get(key) is None else size_of(reader, key, get(key))
+    def optional_config_size(key: str) -> int | None:
+        return None if config_value(key) is None else size_of(reader, key, config_value(key))
 
     adapters = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, ending=" for a model that is named")
@@ -210,11 +213,13 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (value for key, value in config.items() if key.startswith("model") and _names_model(key, config)), None
+        (setting for key, setting in config.items() if key.startswith("model") and _names_model(key, config)), None
     )
-    tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
-    ep = size("model.expert_model_parallel_size", 1)
-    batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
+    tp, pp, cp = (
+        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
+    )
+    ep = config_size("model.expert_model_parallel_size", 1)
+    batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world_size = reader.source.world_size
     parallel_run = MegatronRun(
@@ -222,20 +227,20 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=optional_size("model.expert_tensor_parallel_size"),
-        vpp=optional_size("model.virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=(optional_size(f"model.{STAGE_ENDS[0]}"), optional_size(f"model.{STAGE_ENDS[1]}")),
-        sequence_parallel=get("model.sequence_parallel") is True,
+        etp=optional_config_size("model.expert_tensor_parallel_size"),
+        vpp=optional_config_size("model.virtual_pipeline_model_parallel_size") or 1,
+        stage_ends=(optional_config_size(f"model.{STAGE_ENDS[0]}"), optional_config_size(f"model.{STAGE_ENDS[1]}")),
+        sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
+            config_value(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
         ),
         batch=batch,
-        seq=size(_length_key(reader, config), 4096),
-        recompute_granularity=get("model.recompute_granularity"),
-        recompute_method=get("model.recompute_method"),
-        recompute_num_layers=get("model.recompute_num_layers"),
-        recompute_modules=get("model.recompute_modules"),
-        fuses_cross_entropy=get("model.cross_entropy_loss_fusion") is True,
+        seq=config_size(_length_key(reader, config), 4096),
+        recompute_granularity=config_value("model.recompute_granularity"),
+        recompute_method=config_value("model.recompute_method"),
+        recompute_num_layers=config_value("model.recompute_num_layers"),
+        recompute_modules=config_value("model.recompute_modules"),
+        fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
     if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
@@ -247,7 +252,7 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
     launch.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
-    if get("model.cp_comm_type") == "a2a":
+    if config_value("model.cp_comm_type") == "a2a":
         launch = launch._replace(layout=replace(launch.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
     return reader.launch("megatron", launch, target="" if model_name is None else str(model_name)[:200])
@@ -267,7 +272,7 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
 
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
-    fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("peft.")}
+    fields = {key.partition(".")[2]: setting for key, setting in config.items() if key.startswith("peft.")}
     scheme = fields.get("0", config.get("peft", "lora"))
     called = fields.get(CALLED)
     if not fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
@@ -276,9 +281,9 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
         raise reader.wrong(
             "peft", f"{shown(str(called if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
         )
-    for name, value in fields.items():
-        if name in PEFT_OFF and value not in PEFT_OFF[name]:
-            reader.unknown[f"peft.{name}"] = f"{shown(str(value))[:60]} is not modelled"
+    for name, setting in fields.items():
+        if name in PEFT_OFF and setting not in PEFT_OFF[name]:
+            reader.unknown[f"peft.{name}"] = f"{shown(str(setting))[:60]} is not modelled"
         elif name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown[f"peft.{name}"] = "no field of LoRA that is known"
     return bridge_adapters(reader, "peft", fields.get("dim", 32), fields.get("target_modules"), fields.get("dropout"))
@@ -288,11 +293,11 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    states = {_number_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
+    states = {_number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")}
     if len(states) > 1:
         reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
 
 
-def _number_format(value: Any) -> str:
-    return HALF.get(value.text, "fp32") if isinstance(value, Unknown) else "fp32"
+def _number_format(dtype_value: Any) -> str:
+    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, Unknown) else "fp32"

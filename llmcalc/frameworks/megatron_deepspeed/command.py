@@ -96,9 +96,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        table = megatron_arguments(reader, arguments)
+        megatron_table = megatron_arguments(reader, arguments)
         reader.check_unknown()
-        launched_run = read_megatron(table, source_file)
+        launched_run = read_megatron(megatron_table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
         return reader.with_records(launched_run)
@@ -114,63 +114,63 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 
 def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
-    table: dict[str, Any] = {}
-    for flag, value in arguments.items():
-        name = flag.lstrip("-")
-        if name in REFUSED and value not in ("1", ["1"], False):
-            reader.unknown[flag] = REFUSED[name]
-        elif name in IGNORED:
+    megatron_table: dict[str, Any] = {}
+    for flag, setting in arguments.items():
+        argument = flag.lstrip("-")
+        if argument in REFUSED and setting not in ("1", ["1"], False):
+            reader.unknown[flag] = REFUSED[argument]
+        elif argument in IGNORED:
             reader.ignored.append(flag)
-        elif name not in REFUSED and flag != EMBEDDING_NORM:
-            table[RENAMED.get(flag, flag)] = value
+        elif argument not in REFUSED and flag != EMBEDDING_NORM:
+            megatron_table[RENAMED.get(flag, flag)] = setting
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
         method = arguments.get("--activations-checkpoint-method", "uniform")
         layers = arguments.get("--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1"))
-        table |= {
+        megatron_table |= {
             "--recompute-granularity": "full",
             "--recompute-method": method,
             "--recompute-num-layers": layers,
         }
-    _set_position_embedding(reader, table)
-    _set_layer_partition(reader, table)
-    if table.get("--glu-activation") == "swiglu":
-        del table["--glu-activation"]
-        table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
-    table["--transformer-impl"] = "local"
-    if "--use-flash-attn" not in table:
-        table["--attention-backend"] = "local"
-    if "--use-rotary-position-embeddings" in table:
-        table.setdefault("--position-embedding-type", "rope")
-    if table.get("--normalization") == "rmsnorm":  # its own spelling
-        table["--normalization"] = "RMSNorm"
-    if "--num-query-groups" in table:
-        table["--group-query-attention"] = True
+    _set_position_embedding(reader, megatron_table)
+    _set_layer_partition(reader, megatron_table)
+    if megatron_table.get("--glu-activation") == "swiglu":
+        del megatron_table["--glu-activation"]
+        megatron_table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
+    megatron_table["--transformer-impl"] = "local"
+    if "--use-flash-attn" not in megatron_table:
+        megatron_table["--attention-backend"] = "local"
+    if "--use-rotary-position-embeddings" in megatron_table:
+        megatron_table.setdefault("--position-embedding-type", "rope")
+    if megatron_table.get("--normalization") == "rmsnorm":  # its own spelling
+        megatron_table["--normalization"] = "RMSNorm"
+    if "--num-query-groups" in megatron_table:
+        megatron_table["--group-query-attention"] = True
     if "--rampup-batch-size" in arguments:
         reader.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
         sequence_ranks = size_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
         if sequence_ranks > 1:
-            table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
+            megatron_table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
-        _set_zero_stage(reader, arguments, table)
+        _set_zero_stage(reader, arguments, megatron_table)
         reader.notes.append(ESTIMATE)
-    if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
-        _set_vocabulary(reader, arguments, table)
-    return table
+    if "--tokenizer-type" in megatron_table and str(megatron_table["--tokenizer-type"]) == "PretrainedFromHF":
+        _set_vocabulary(reader, arguments, megatron_table)
+    return megatron_table
 
 
 POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
-def _set_position_embedding(reader: LaunchReader, table: dict[str, Any]) -> None:
+def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
-    name = str(table.get("--position-embedding-type"))
-    if name not in POSITIONS:
+    embedding_type = str(megatron_table.get("--position-embedding-type"))
+    if embedding_type not in POSITIONS:
         return
-    table["--position-embedding-type"] = POSITIONS[name]
-    if name == "alibi":
+    megatron_table["--position-embedding-type"] = POSITIONS[embedding_type]
+    if embedding_type == "alibi":
         reader.notes.append(
             "--position-embedding-type alibi: each layer's biases, one row of keys per head and sequence, are left out"
         )
@@ -188,7 +188,7 @@ def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
         reader.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
-def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
     """Sets the ZeRO stage, from the arguments or the DeepSpeed config."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
@@ -207,15 +207,15 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: d
             stage = zero.get("stage", 0)
             if zero.get("offload_optimizer") or zero.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
-    text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
-    number = size_of(reader, "--zero-stage", text, least=0)
-    if number > 1:
-        reader.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
-    if number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
+    stage_text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
+    stage_number = size_of(reader, "--zero-stage", stage_text, least=0)
+    if stage_number > 1:
+        reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+    if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
         reader.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
-        number = 1
-    if number == 1:
-        table["--use-distributed-optimizer"] = True
+        stage_number = 1
+    if stage_number == 1:
+        megatron_table["--use-distributed-optimizer"] = True
 
 
 VOCABULARIES = {
@@ -228,20 +228,20 @@ VOCABULARIES = {
 """Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
-def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
     """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
-    name = str(arguments.get("--tokenizer-name-or-path", ""))
-    table["--tokenizer-type"] = "NullTokenizer"
+    tokenizer_name = str(arguments.get("--tokenizer-name-or-path", ""))
+    megatron_table["--tokenizer-type"] = "NullTokenizer"
     if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:
         return
-    size = VOCABULARIES.get(name)
-    if size is None and "--pad-vocab-size-to" in arguments:
-        size = 1  # the program refuses a tokenizer with more words than that
-    if size is None:
+    tokenizer_size = VOCABULARIES.get(tokenizer_name)
+    if tokenizer_size is None and "--pad-vocab-size-to" in arguments:
+        tokenizer_size = 1  # the program refuses a tokenizer with more words than that
+    if tokenizer_size is None:
         raise reader.wrong(
             "--tokenizer-name-or-path",
-            f"the size of {name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
+            f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", size))
-    table["--vocab-size"] = str(max(size, multiple))
-    reader.notes.append(f"{name[:80]}: {max(size, multiple):,} tokens")
+    multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    megatron_table["--vocab-size"] = str(max(tokenizer_size, multiple))
+    reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, multiple):,} tokens")

@@ -60,14 +60,14 @@ TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
 
-def deepspeed_config(name: str) -> dict[str, Any] | None:
+def deepspeed_config(config_name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
-    stage = OFFLOADED.get(name)
+    stage = OFFLOADED.get(config_name)
     device = "none" if stage is None else "cpu"
     if stage is None:
-        if name not in ("zero0", "zero1", "zero2", "zero3"):
+        if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
-        stage = int(name[-1])
+        stage = int(config_name[-1])
     zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
     zero["contiguous_gradients"] = True
     if stage == 3:
@@ -96,15 +96,15 @@ TRAINING = ("sft", "pt", "main", "rlhf")
 
 
 def trains(command_line: CommandLine) -> bool:
-    """Whether a command of ms-swift trains; its other commands prepare data, serve, or convert weights."""
+    """Whether a command of ms-swift trains, instead of preparing data, serving or converting weights."""
     return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        name, _, verb = command_line.program.partition(" ")
-        if name == "megatron" or "megatron" in command_line.program:
+        model_flag, _, verb = command_line.program.partition(" ")
+        if model_flag == "megatron" or "megatron" in command_line.program:
             return _read_megatron_command(reader, command_line, verb)
         verb = verb or command_line.program.rpartition(".")[2]
         if verb not in TRAINING:
@@ -120,8 +120,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 "or pt",
             )
         arguments = arguments_of(command_line.words, source_file.where)
-        name = "--model" if "--model" in arguments else "--model_id_or_path"
-        target = model_name(reader, name, arguments.get(name))
+        model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
+        target = model_name(reader, model_flag, arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
         if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
@@ -180,8 +180,8 @@ def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positives, negatives = (
-        size_of(reader, name, reader.source.env.get(name, usual), least=least)
-        for name, usual, least in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
+        size_of(reader, variable, reader.source.env.get(variable, default_count), least=least_count)
+        for variable, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     texts = positives * (1 + negatives)
     reader.notes.append(f"--task_type {task_type}: {texts} texts a sample (MAX_NEGATIVE_SAMPLES {negatives})")
@@ -195,7 +195,9 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     """
     source_file = reader.source
     visible = [
-        name for name in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()
+        device
+        for device in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
+        if device.strip().isdecimal()
     ]
     processes = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
     if config.get("device_map") is None and (source_file.devices_typed or len(visible) <= processes):
@@ -209,7 +211,7 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
 
 def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
-    table = {
+    trainer_table = {
         "use_peft": True,
         "lora_r": reader.size(config, "lora_rank", 8),
         "lora_target_modules": reader.value(config, "target_modules", "all-linear"),
@@ -217,71 +219,79 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
     modules = config.get("modules_to_save")
     return (
-        table
+        trainer_table
         if modules is None
-        else {**table, "lora_modules_to_save": modules if isinstance(modules, list) else [modules]}
+        else {**trainer_table, "lora_modules_to_save": modules if isinstance(modules, list) else [modules]}
     )
 
 
-def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
+def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    read_names = (*read_names, *known_names(reader, data, rlhf_type), *_task_arguments(reader, data, rlhf_type))
-    reader.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
-    unknown_keys(reader, data, read_names, "", "no argument that is known")
-    tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
+    read_names = (
+        *read_names,
+        *known_names(reader, swift_config, rlhf_type),
+        *_task_arguments(reader, swift_config, rlhf_type),
+    )
+    reader.ignored += [
+        argument
+        for argument in swift_config
+        if argument in IGNORED or (argument in TRAINER_IGNORED and argument not in READ)
+    ]
+    unknown_keys(reader, swift_config, read_names, "", "no argument that is known")
+    tuner = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
     if tuner is None:
-        tuner = reader.value(data, "tuner_type", "full" if verb == "pt" else "lora")
+        tuner = reader.value(swift_config, "tuner_type", "full" if verb == "pt" else "lora")
     if tuner not in ("full", "lora"):
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
-    if data.get("deepspeed_autotp_size") not in (None, 1):
+    if swift_config.get("deepspeed_autotp_size") not in (None, 1):
         reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
-    _check_visible_devices(reader, data)
-    if reader.flag(data, "freeze_llm"):
+    _check_visible_devices(reader, swift_config)
+    if reader.flag(swift_config, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
-    batch = reader.size(data, "per_device_train_batch_size", 1)
+    batch = reader.size(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1
-    table: dict[str, Any] = {
+    trainer_table: dict[str, Any] = {
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": reader.size(
-            data, "gradient_accumulation_steps", max(1, -(-16 // (batch * world_size)))
+            swift_config, "gradient_accumulation_steps", max(1, -(-16 // (batch * world_size)))
         ),
-        "gradient_checkpointing": reader.flag(data, "gradient_checkpointing", True),
-        "use_liger_kernel": reader.flag(data, "use_liger_kernel"),
-        "torch_dtype": reader.value(data, "torch_dtype", "bfloat16"),
-        "optim": reader.value(data, "optim", "adamw_torch_fused"),
-        "attn_implementation": reader.value(data, "attn_impl", "sdpa"),
+        "gradient_checkpointing": reader.flag(swift_config, "gradient_checkpointing", True),
+        "use_liger_kernel": reader.flag(swift_config, "use_liger_kernel"),
+        "torch_dtype": reader.value(swift_config, "torch_dtype", "bfloat16"),
+        "optim": reader.value(swift_config, "optim", "adamw_torch_fused"),
+        "attn_implementation": reader.value(swift_config, "attn_impl", "sdpa"),
     }
-    table["per_device_train_batch_size"] *= _texts_of_sample(reader, data, rlhf_type)
-    table |= {name: data.get(name) for name in PASSED_ON}
-    table["bf16"] = table["torch_dtype"] == "bfloat16"
-    table["fp16"] = not table["bf16"]
-    if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
-        table["attn_implementation"] = "flash_attention_2"
-    length = data.get("packing_length", data.get("max_length"))
+    trainer_table["per_device_train_batch_size"] *= _texts_of_sample(reader, swift_config, rlhf_type)
+    trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}
+    trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
+    trainer_table["fp16"] = not trainer_table["bf16"]
+    if trainer_table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
+        trainer_table["attn_implementation"] = "flash_attention_2"
+    length = swift_config.get("packing_length", swift_config.get("max_length"))
     if rlhf_type == "grpo":
-        length = grpo_length(reader, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
+        length = grpo_length(reader, swift_config, "max_length", tuner == "lora", GRPO_BETA)["seq"]
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
-    sequence_ranks = reader.sequence_ranks(data, "sequence_parallel_size", world_size, "--")
+    sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
     if length is not None:
-        table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
+        trainer_table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
     elif sequence_ranks > 1:
         raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
-    if reader.flag(data, "packing"):
+    if reader.flag(swift_config, "packing"):
         reader.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= _adapter_arguments(reader, data)
-    if data.get("quant_bits") is not None or data.get("quant_method") is not None:
-        bits = data.get("quant_bits")
-        if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
+        trainer_table |= _adapter_arguments(reader, swift_config)
+    if swift_config.get("quant_bits") is not None or swift_config.get("quant_method") is not None:
+        bits = swift_config.get("quant_bits")
+        if swift_config.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
             reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
-        table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
+        trainer_table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
         if bits == 4:
-            table["use_bnb_nested_quant"] = reader.flag(data, "bnb_4bit_use_double_quant", True)
+            trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)
     if rlhf_type in PAIRS:
-        reader.value(data, "rlhf_type", rlhf_type)
-        table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
-    config = data.get("deepspeed")
+        reader.value(swift_config, "rlhf_type", rlhf_type)
+        trainer_table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
+    config = swift_config.get("deepspeed")
     if config is not None:
-        table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {argument_name: value for argument_name, value in table.items() if value is not False}
+        trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
+    return {argument_name: value for argument_name, value in trainer_table.items() if value is not False}

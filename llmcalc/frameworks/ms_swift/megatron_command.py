@@ -84,7 +84,7 @@ def run_of_megatron(
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
-    sizes = {name: reader.size(config, name, 1) for name in SIZES}
+    parallel_sizes = {size_name: reader.size(config, size_name, 1) for size_name in SIZES}
     granularity = reader.value(config, "recompute_granularity", "selective")
     modules = config.get("recompute_modules")
     length = config.get("packing_length", config.get("max_length"))
@@ -94,18 +94,18 @@ def run_of_megatron(
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
     parallel_run = MegatronRun(
-        tp=sizes["tensor_model_parallel_size"],
-        pp=sizes["pipeline_model_parallel_size"],
-        cp=sizes["context_parallel_size"],
-        ep=sizes["expert_model_parallel_size"],
-        etp=sizes["expert_tensor_parallel_size"],
+        tp=parallel_sizes["tensor_model_parallel_size"],
+        pp=parallel_sizes["pipeline_model_parallel_size"],
+        cp=parallel_sizes["context_parallel_size"],
+        ep=parallel_sizes["expert_model_parallel_size"],
+        etp=parallel_sizes["expert_tensor_parallel_size"],
         vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
         stage_ends=stage_ends(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"], adapters),
+        batch=_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapters),
         seq=size_of(reader, "--max_length", length),
         recompute_granularity=None if granularity in ("none", None) else granularity,
         recompute_method=config.get("recompute_method"),
@@ -121,7 +121,7 @@ def run_of_megatron(
         raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
     launch = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
-    rank_batch = sizes["micro_batch_size"] * launch.layout.dp
+    rank_batch = parallel_sizes["micro_batch_size"] * launch.layout.dp
     if global_batch % rank_batch:
         raise reader.wrong(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"

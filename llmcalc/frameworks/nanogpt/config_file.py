@@ -85,30 +85,30 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     The arguments of `source_file` are further configurations and `--key=value`.
     """
     with reading_of(source_file) as reader:
-        names = constants(parse_python(text, source_file.where).body)
+        variables = constants(parse_python(text, source_file.where).body)
         if source_file.where.endswith("train.py"):
-            names.pop("dtype", None)  # chosen by the device
-        return _read_values(reader, _run_values(reader, names, source_file.arguments))
+            variables.pop("dtype", None)  # chosen by the device
+        return _read_values(reader, _run_values(reader, variables, source_file.arguments))
 
 
 def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
     """Returns key → value of a run, from the file, the command's configuration files, and `--key=value`."""
-    values = dict(names)
+    values_by_key = dict(names)
     for command_word in command_words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
         if is_unresolved(command_word) and (match is None or match[1] in DEFAULTS):
             raise reader.wrong("train.py", unresolved_reason(command_word))
         if match is not None:
             try:
-                values[match[1]] = ast.literal_eval(match[2][:200])
+                values_by_key[match[1]] = ast.literal_eval(match[2][:200])
             except (ValueError, SyntaxError, RecursionError, MemoryError):
-                values[match[1]] = match[2]
+                values_by_key[match[1]] = match[2]
         elif command_word.endswith(".py") and reader.source.read_text is not None:
             path, text = reader.source.read_text(command_word)
-            values |= constants(parse_python(text, path).body)
+            values_by_key |= constants(parse_python(text, path).body)
         else:
             raise reader.wrong("train.py", f"{shown(command_word)}; expected a configuration, or --key=value")
-    return values
+    return values_by_key
 
 
 def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
@@ -120,7 +120,7 @@ def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
             )
     reader.ignored += [argument_name for argument_name in values if argument_name not in DEFAULTS]
     run_values = {name: reader.value(known_values, name, default) for name, default in DEFAULTS.items()}
-    world_size = reader.devices(reader.source.world_size)
+    world_size = reader.device_count(reader.source.world_size)
     steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
     if steps % world_size:
         raise reader.wrong(
@@ -151,13 +151,13 @@ def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
 
 def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:
     """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
-    start = str(run_values["init_from"])
-    if start == "resume":
+    initial_weights = str(run_values["init_from"])
+    if initial_weights == "resume":
         raise reader.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
-    if start != "scratch" and start not in GPT2:
-        raise reader.wrong("init_from", f"{shown(start)}; expected scratch or one of {', '.join(GPT2)}")
-    if start in GPT2:
-        layers, heads, width = GPT2[start]
+    if initial_weights != "scratch" and initial_weights not in GPT2:
+        raise reader.wrong("init_from", f"{shown(initial_weights)}; expected scratch or one of {', '.join(GPT2)}")
+    if initial_weights in GPT2:
+        layers, heads, width = GPT2[initial_weights]
         biased, vocabulary = True, EXACT
     else:
         layers, heads, width = (

@@ -126,18 +126,18 @@ def is_nemo(config: Table) -> bool:
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        overrides = {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
-        values = _model_values(reader, config, overrides)
+        overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        model = _model_values(reader, config, overrides)
         name = str(config.get("name", ""))[:80]
-        if "encoder" in values or "decoder" in values or any(model_type in name for model_type in MODEL_TYPES):
+        if "encoder" in model or "decoder" in model or any(model_type in name for model_type in MODEL_TYPES):
             raise reader.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
-        if values.get("peft.peft_scheme") not in (None, "none", "null"):
+        if model.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
-        if values.get("num_layers") is None:
+        if model.get("num_layers") is None:
             raise reader.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reader, values, config)
+        arguments = _megatron_arguments(reader, model, config)
         reader.check_unknown()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in name), "gpt")
         devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
@@ -152,9 +152,9 @@ def _model_values(reader: LaunchReader, config: Table, overrides: Mapping[str, A
     model = config["model"]
     values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
-        table = model.get(section)
-        if isinstance(table, Mapping):
-            values |= {f"{section}.{key}": value for key, value in table.items()}
+        section_table = model.get(section)
+        if isinstance(section_table, Mapping):
+            values |= {f"{section}.{key}": value for key, value in section_table.items()}
     values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
     return {key: _resolved_value(reader, key, value, values) for key, value in values.items()}
 
@@ -163,92 +163,92 @@ SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved_value(reader: LaunchReader, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved_value(reader: LaunchReader, key: str, value: Any, model: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
     reference = LINK.fullmatch(value) if isinstance(value, str) else None
     if reference is None:
         return value
-    name = reference[1].removeprefix(".").removeprefix("model.")
-    if depth > 8 or name not in values:
+    referenced_key = reference[1].removeprefix(".").removeprefix("model.")
+    if depth > 8 or referenced_key not in model:
         return None
-    return _resolved_value(reader, key, values[name], values, depth + 1)
+    return _resolved_value(reader, key, model[referenced_key], model, depth + 1)
 
 
 def _device_count(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
     trainer = {
         **config["trainer"],
-        **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")},
+        **{key[8:]: override for key, override in overrides.items() if key.startswith("trainer.")},
     }
     return size_of(reader, "trainer.devices", trainer.get("devices", 1)) * size_of(
         reader, "trainer.num_nodes", trainer.get("num_nodes", 1)
     )
 
 
-def _megatron_arguments(reader: LaunchReader, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
     for key, flag in SIZES.items():
-        if values.get(key) is not None:
-            arguments[f"--{flag}"] = values[key]
-    if "mamba" in str(config.get("name", "")) and values.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * size_of(reader, "model.num_layers", values["num_layers"])
+        if model.get(key) is not None:
+            arguments[f"--{flag}"] = model[key]
+    if "mamba" in str(config.get("name", "")) and model.get("hybrid_override_pattern") is None:
+        arguments["--hybrid-override-pattern"] = "M" * size_of(reader, "model.num_layers", model["num_layers"])
     for key, (flag, flag_values) in FLAGS.items():
-        if values.get(key) is flag_values:
+        if model.get(key) is flag_values:
             arguments[f"--{flag}"] = True
-    reader.refuse_other_values(values, OFF, "model.")
-    arguments |= _layer_arguments(reader, values)
-    arguments |= _precision_arguments(reader, values, config)
-    if values.get("bias_dropout_add_fusion") is False and (values.get("bias", True) or values.get("hidden_dropout")):
+    reader.refuse_other_values(model, OFF, "model.")
+    arguments |= _layer_arguments(reader, model)
+    arguments |= _precision_arguments(reader, model, config)
+    if model.get("bias_dropout_add_fusion") is False and (model.get("bias", True) or model.get("hidden_dropout")):
         reader.notes.append("model.bias_dropout_add_fusion: bias, dropout and residual are counted as one kernel")
-    if values.get("transformer_engine") is False:
+    if model.get("transformer_engine") is False:
         arguments["--transformer-impl"] = "local"
-    if values.get("optim.name") == "distributed_fused_adam":
+    if model.get("optim.name") == "distributed_fused_adam":
         arguments["--use-distributed-optimizer"] = True
         reader.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
-    elif values.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
-        reader.unknown["model.optim.name"] = f"{shown(values['optim.name'])[:60]} is not modelled"
-    if values.get("optim.name") == "mcore_distributed_optim":
+    elif model.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
+        reader.unknown["model.optim.name"] = f"{shown(model['optim.name'])[:60]} is not modelled"
+    if model.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
     reader.ignored += [key for key in config if key not in ("model", "trainer", "name")]
-    reader.ignored += [f"model.{key}" for key in values if not {key} & READ]
-    arguments["--vocab-size"] = _vocabulary_size(reader, values)
+    reader.ignored += [f"model.{key}" for key in model if not {key} & READ]
+    arguments["--vocab-size"] = _vocabulary_size(reader, model)
     return arguments
 
 
-def _layer_arguments(reader: LaunchReader, values: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
-    norm = str(values.get("normalization", "layernorm")).lower()
+    norm = str(model.get("normalization", "layernorm")).lower()
     if norm not in NORMS:
         raise reader.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
     if NORMS[norm]:
-        flag, value = NORMS[norm]
-        arguments[flag] = value
-    activation = str(values.get("activation", "gelu"))
+        flag, setting = NORMS[norm]
+        arguments[flag] = setting
+    activation = str(model.get("activation", "gelu"))
     if activation not in ACTIVATIONS:
         reader.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
     elif ACTIVATIONS[activation]:
         arguments[f"--{ACTIVATIONS[activation]}"] = True
-    position = str(values.get("position_embedding_type", "learned_absolute"))
-    if position not in ("learned_absolute", "rope", "none"):
-        reader.unknown["model.position_embedding_type"] = f"{shown(position)[:60]} is not modelled"
+    position_type = str(model.get("position_embedding_type", "learned_absolute"))
+    if position_type not in ("learned_absolute", "rope", "none"):
+        reader.unknown["model.position_embedding_type"] = f"{shown(position_type)[:60]} is not modelled"
     else:
-        arguments["--position-embedding-type"] = position
-    groups = values.get("num_query_groups")
-    if groups is not None and groups != values.get("num_attention_heads"):
+        arguments["--position-embedding-type"] = position_type
+    groups = model.get("num_query_groups")
+    if groups is not None and groups != model.get("num_attention_heads"):
         arguments |= {"--group-query-attention": True, "--num-query-groups": groups}
     return arguments
 
 
-def _precision_arguments(reader: LaunchReader, values: Mapping[str, Any], config: Table) -> dict[str, Any]:
+def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the number formats."""
     precision = str(config["trainer"].get("precision", 32)).partition("-")[0]
     if precision not in ("32", "16", "bf16"):
         raise reader.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
     if precision == "32":
         return {}
-    if values.get("megatron_amp_O2") is not True:
+    if model.get("megatron_amp_O2") is not True:
         reader.notes.append(
             "without model.megatron_amp_O2 weights are in fp32 under autocast, whose copies in 16 bits are counted as "
             "the weights, and the weights as the optimizer's copies: an estimate"
@@ -256,18 +256,18 @@ def _precision_arguments(reader: LaunchReader, values: Mapping[str, Any], config
     return {"--fp16" if precision == "16" else "--bf16": True}
 
 
-def _vocabulary_size(reader: LaunchReader, values: Mapping[str, Any]) -> int:
+def _vocabulary_size(reader: LaunchReader, model: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
     for key in ("override_vocab_size", "vocab_size"):
-        if values.get(key) is not None:
-            return size_of(reader, f"model.{key}", values[key])
-    tokenizer_type = values.get("tokenizer.type")
+        if model.get(key) is not None:
+            return size_of(reader, f"model.{key}", model[key])
+    tokenizer_type = model.get("tokenizer.type")
     if tokenizer_type in WORDS:
         return WORDS[tokenizer_type]
-    if values.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
-        name = find_preset(tokenizer_type)
-        if name is not None:
-            return load_preset(name).model.vocab_size
+    if model.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
+        preset_name = find_preset(tokenizer_type)
+        if preset_name is not None:
+            return load_preset(preset_name).model.vocab_size
     reader.filled_in["model.override_vocab_size"] = ASSUMED_WORDS
     reader.notes.append(
         f"the tokenizer is not read: {ASSUMED_WORDS:,} words are assumed; expected model.override_vocab_size=… behind "

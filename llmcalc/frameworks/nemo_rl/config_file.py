@@ -31,7 +31,7 @@ from ..megatron.named_model import (
 )
 from .base_configs import BASE_CONFIGS
 
-ALGORITHMS = ("grpo", "dpo", "sft")
+ALGORITHMS = ("grpo", "dpo", "sft", "distillation")
 """Tables of the trainings that are modelled."""
 
 TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
@@ -39,7 +39,6 @@ TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", 
 
 REFUSED = {
     "ppo": "the value model of PPO",
-    "distillation": "the teacher of a distillation",
     "rm": "the head of rewards",
     "reward_model_cfg": "the head of rewards",
 }
@@ -140,16 +139,22 @@ ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 FP32_SHARDS = FrozenModel("nemo_rl/models/automodel/setup.py", "bfloat16", name="fp32 shards beyond 16 bits")
 """The other two bytes of frozen weights, whose shards are in fp32."""
 
+TEACHER_NOTE = (
+    "distillation: the update's loss is counted as that of SFT; the teacher, whose weights are on the host during the "
+    "update, and its own pass are not counted"
+)
+"""Source: nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`."""
+
 MOST_BASES = 8
 """Largest number of configs that build on one another."""
 
 
 def is_nemo_rl(config: Table) -> bool:
     """Whether a table is a config of NeMo-RL, or builds on one."""
-    base = config.get("defaults")
-    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
+    base_path = config.get("defaults")
+    if isinstance(base_path, str) and base_path.endswith((".yaml", ".yml")):
         return bool(TABLES & set(config))
-    return all(isinstance(config.get(name), Mapping) for name in ("policy", "cluster"))
+    return all(isinstance(config.get(section), Mapping) for section in ("policy", "cluster"))
 
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
@@ -175,7 +180,9 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
         elif algorithm == "grpo":
             reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
-        rollout = _rollout(reader, values, policy) if algorithm == "grpo" else None
+        elif algorithm == "distillation":
+            reader.notes.append(TEACHER_NOTE)
+        rollout = _rollout(reader, values, policy) if algorithm in ("grpo", "distillation") else None
         framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
         return reader.launch(framework, launch_settings, target=target, rollout=rollout)
 
@@ -184,77 +191,89 @@ def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns a config with the values of the configs that its `defaults` name. Its own values come first."""
     merged_config, folder = dict(config), ""
     for _ in range(MOST_BASES):
-        base = merged_config.pop("defaults", None)
-        if base is None:
+        base_path = merged_config.pop("defaults", None)
+        if base_path is None:
             return merged_config
-        if not isinstance(base, str):
-            raise reader.wrong("defaults", f"{shown(base)}; expected the path of one config of NeMo-RL")
-        path = posixpath.join(folder, base)
+        if not isinstance(base_path, str):
+            raise reader.wrong("defaults", f"{shown(base_path)}; expected the path of one config of NeMo-RL")
+        path = posixpath.join(folder, base_path)
         folder = posixpath.dirname(path)
-        merged_config = _merged(reader.fetched("defaults", path, "a config of NeMo-RL", BASE_CONFIGS), merged_config)
+        merged_config = _merged(
+            reader.fetch_tables("defaults", path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
+        )
     raise reader.wrong("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
 
 
-def _merged(base: Table, config: Table) -> dict[str, Any]:
+def _merged(base_config: Table, config: Table) -> dict[str, Any]:
     """Returns the tables of a base config with the values of another config in their place."""
-    merged_config = dict(base)
-    for key, value in config.items():
+    merged_config = dict(base_config)
+    for key, setting in config.items():
         inner_table = merged_config.get(key)
-        are_tables = isinstance(value, Mapping) and isinstance(inner_table, Mapping)
-        merged_config[key] = _merged(merged_config[key], value) if are_tables else value
+        are_tables = isinstance(setting, Mapping) and isinstance(inner_table, Mapping)
+        merged_config[key] = _merged(merged_config[key], setting) if are_tables else setting
     return merged_config
 
 
 PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
+RELATIVE = re.compile(r"\$\{(\.{1,8})(\w+(?:\.\w+)*)\}")
 REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
 
 
 def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`; `${a.b}` and `${mul:a, b}` have their values."""
-    values: dict[str, Any] = {}
+    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`, with `${a.b}` and `${mul:a, b}` resolved."""
+    flat_config: dict[str, Any] = {}
 
-    def add(table: Table, prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{key}.")
+    def add_flattened(nested_table: Table, prefix: str) -> None:
+        for key, setting in nested_table.items():
+            if isinstance(setting, Mapping):
+                add_flattened(setting, f"{prefix}{key}.")
             else:
-                values[f"{prefix}{key}"[:150]] = value
+                flat_config[f"{prefix}{key}"[:150]] = _with_full_names(setting, prefix.split("."))
 
-    add({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn")}, "")
-    for key, value in values.items():
+    add_flattened({section: reader.table(config, section) for section in ("policy", "cluster", "loss_fn")}, "")
+    for key, setting in flat_config.items():
         for _ in range(MOST_BASES):
-            if not isinstance(value, str) or "${" not in value:
+            if not isinstance(setting, str) or "${" not in setting:
                 break
-            value = REFERENCE.sub(lambda match: str(values.get(match[1], match[0])), value)
-            value = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), value)
-        values[key] = value
-    return values
+            setting = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), setting)
+            setting = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), setting)
+        flat_config[key] = setting
+    return flat_config
+
+
+def _with_full_names(setting: Any, tables: list[str]) -> Any:
+    """Returns a value whose relative references, such as `${..name}`, have full names. tables: those around the key."""
+    if not isinstance(setting, str):
+        return setting
+    return RELATIVE.sub(
+        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", setting
+    )
 
 
 def _check_keys(reader: LaunchReader, policy: Table) -> None:
     """Records keys of `policy` that are ignored, and those whose values are not modelled."""
-    for key, value in policy.items():
+    for key, setting in policy.items():
         modelled_values = MODELLED.get(key)
-        if modelled_values is not None and value is not None and value not in modelled_values:
-            reader.unknown[f"policy.{key}"] = f"{shown(value)[:60]} is not modelled"
+        if modelled_values is not None and setting is not None and setting not in modelled_values:
+            reader.unknown[f"policy.{key}"] = f"{shown(setting)[:60]} is not modelled"
         elif modelled_values is not None or key in READ or key in OF_MEGATRON_CORE:
             continue
         elif key in IGNORED or key.startswith(IGNORED_TABLES):
             reader.ignored.append(f"policy.{key}")
-        elif value not in (None, False):
+        elif setting not in (None, False):
             reader.unknown[f"policy.{key}"] = "no key that is known"
 
 
-def _training_devices(reader: LaunchReader, values: Table, policy: Table) -> int:
-    """Returns the number of devices that train; those of separate rollouts are left out."""
+def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -> int:
+    """Returns the number of devices that train, without those of separate rollouts."""
     nodes, node_devices = "cluster.num_nodes", "cluster.gpus_per_node"
-    world_size = reader.node_devices(values, nodes, node_devices)
+    world_size = reader.node_devices(flat_config, nodes, node_devices)
     if policy.get("generation.colocated.enabled") is not False:
         return world_size
     engine_nodes = reader.optional_size(policy, "generation.colocated.resources.num_nodes") or 0
     engine_devices = reader.optional_size(policy, "generation.colocated.resources.gpus_per_node")
-    node_size = reader.size(values, node_devices, 8)
-    if reader.size(values, nodes, 1) > 1:
+    node_size = reader.size(flat_config, node_devices, 8)
+    if reader.size(flat_config, nodes, 1) > 1:
         engine_devices = engine_nodes * (engine_devices or node_size)
     if not engine_devices or engine_devices >= world_size:
         raise reader.wrong(
@@ -270,21 +289,21 @@ def _batch_settings(reader: LaunchReader, policy: Table, replicas: int) -> dict[
     tokens = reader.size(policy, "max_total_sequence_length", 512)
     batch = reader.size(policy, "train_micro_batch_size", 1)
     micro_batches = max(1, reader.size(policy, "train_global_batch_size", 512) // (batch * replicas))
-    for name in ("sequence_packing", "dynamic_batching"):
-        if reader.flag(policy, f"{name}.enabled"):
-            packed_tokens = reader.size(policy, f"{name}.train_mb_tokens", batch * tokens)
-            reader.notes.append(f"{name}: micro-batches of {packed_tokens} tokens, counted as one sequence")
+    for packing_key in ("sequence_packing", "dynamic_batching"):
+        if reader.flag(policy, f"{packing_key}.enabled"):
+            packed_tokens = reader.size(policy, f"{packing_key}.train_mb_tokens", batch * tokens)
+            reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
     return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
 
 
 def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
-    """Returns the run under FSDP2: shards in fp32, gradients reduced in fp32; on one device, autocast without FSDP2."""
+    """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
     tp = reader.size(policy, "dtensor_cfg.tensor_parallel_size", 1)
     cp = reader.size(policy, "dtensor_cfg.context_parallel_size", 1)
     replicas = reader.size(policy, "dtensor_cfg.dp_replicate_size", 1)
-    dp, rest = divmod(world_size, tp * cp)
-    if rest or dp % replicas:
+    dp, remaining_devices = divmod(world_size, tp * cp)
+    if remaining_devices or dp % replicas:
         raise reader.wrong(
             "policy.dtensor_cfg", f"{world_size} devices; expected a multiple of tp · cp · dp_replicate_size"
         )
@@ -311,8 +330,8 @@ def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSet
             reader.frozen = FP32_SHARDS
         reader.notes.append("frozen weights are in fp32")
     reader.expandable = any(
-        "expandable_segments:true" in str(policy.get(f"dtensor_cfg.env_vars.{name}", "")).lower()
-        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        "expandable_segments:true" in str(policy.get(f"dtensor_cfg.env_vars.{variable}", "")).lower()
+        for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
     ep = reader.size(policy, "dtensor_cfg.expert_parallel_size", 1)
     if ep > 1 and (tp > 1 or (dp * cp) % ep):
@@ -351,10 +370,10 @@ def _optimizer_settings(reader: LaunchReader, policy: Table) -> dict[str, Any]:
 def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
     """Returns the run under Megatron-Core (models/megatron/setup.py)."""
 
-    def size(name: str) -> int:
+    def megatron_size(name: str) -> int:
         return reader.size(policy, f"megatron_cfg.{name}_parallel_size", 1)
 
-    tp, pp, cp = size("tensor_model"), size("pipeline_model"), size("context")
+    tp, pp, cp = megatron_size("tensor_model"), megatron_size("pipeline_model"), megatron_size("context")
     recompute = None
     if reader.flag(policy, "megatron_cfg.activation_checkpointing"):
         recompute = str(reader.value(policy, "megatron_cfg.recompute_granularity", "full"))
@@ -363,8 +382,8 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=size("expert_model"),
-        etp=size("expert_tensor"),
+        ep=megatron_size("expert_model"),
+        etp=megatron_size("expert_tensor"),
         stage_ends=stage_ends(reader, policy, "megatron_cfg."),
         sequence_parallel=reader.flag(policy, "megatron_cfg.sequence_parallel"),
         distributed_optimizer=reader.flag(policy, "megatron_cfg.optimizer.use_distributed_optimizer", True),
@@ -385,7 +404,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
     return megatron_run(reader, parallel_run, world_size, settings)
 
 
-def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
+def _rollout(reader: LaunchReader, flat_config: Table, policy: Table) -> Rollout:
     """Returns the engine on the training devices. During rollouts the policy and its states are on the host.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
@@ -396,9 +415,9 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
     if engine not in ENGINES and is_colocated:
         reader.notes.append(f"policy.generation.backend {shown(engine)[:40]}: not modelled; its memory is not counted")
     elif is_colocated:
-        table, names = ENGINES[engine]
+        engine_table, names = ENGINES[engine]
         for key, flag in names.items():
-            name = f"generation.{table}.{key}"
+            name = f"generation.{engine_table}.{key}"
             if flag in ("gpu_memory_utilization", "mem_fraction_static"):
                 flags[flag] = share_of(reader, name, policy, 0.6)
             elif flag == "enforce_eager":
@@ -408,7 +427,7 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
         if engine == "vllm":
             flags |= _eight_bit_flags(reader, policy)
     _add_expert_ranks(reader, policy, flags)
-    if values.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
+    if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
     tokens = reader.size(policy, "max_total_sequence_length", 512)
     return Rollout(

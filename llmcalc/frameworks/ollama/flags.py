@@ -46,9 +46,9 @@ def flags() -> tuple[Flag, ...]:
     return FLAGS
 
 
-def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(option_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of options with names as in Modelfiles (`num_ctx`, `OLLAMA_NUM_PARALLEL`).
 
     Options that change no memory are left out. Raises `InputError` for an unknown one, with the nearest name.
     """
-    return read_values("Ollama", FLAGS, options)
+    return read_values("Ollama", FLAGS, option_values)

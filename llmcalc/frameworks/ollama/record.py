@@ -8,12 +8,12 @@ ENGINE = ggml_engine(
     __package__,
     "ollama",
     "Ollama",
-    instead={
+    flags_by_option={
         "--seq": "--num-ctx",
         "-s": "--num-ctx",
         "--kv-dtype": "OLLAMA_KV_CACHE_TYPE",
         "--users": "OLLAMA_NUM_PARALLEL",
     },
     server="OllamaServer",
-    functions=(__package__, "server"),
+    engine_functions=(__package__, "server"),
 )

@@ -120,8 +120,8 @@ class OllamaServer:
     @property
     def flash_attn(self) -> str:
         """The setting of flash attention, by the environment or the version's default."""
-        word = self.flags.get("OLLAMA_FLASH_ATTENTION")
-        return self.rules.flash_attn if word is None else "on" if word in ("1", "true") else "off"
+        variable_value = self.flags.get("OLLAMA_FLASH_ATTENTION")
+        return self.rules.flash_attn if variable_value is None else "on" if variable_value in ("1", "true") else "off"
 
     @property
     def cache_type(self) -> str:
@@ -130,9 +130,11 @@ class OllamaServer:
         return "f16" if self.flash_attn == "off" else chosen_type
 
     def _unfitted_server(self, **flags: Any) -> GgmlServer:
-        build = EngineVersion(self.rules.build, self.rules.build)
-        margin = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
-        server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
+        llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
+        margin_bytes = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
+        server = GgmlServer(
+            self.preset, self.hardware, llama_cpp_build, flags, _llama_cpp(), self.overhead + margin_bytes
+        )
         server.__dict__["model"] = self.model
         return server
 
@@ -166,7 +168,7 @@ class OllamaServer:
             **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
         }
 
-    def batch(self, parallel: int) -> int:
+    def micro_batch(self, parallel: int) -> int:
         """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
@@ -176,25 +178,28 @@ class OllamaServer:
         placement = server.placement
         used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
         free_bytes = server.free_bytes * len(server.devices)
-        for context, batch, next_batch, percent in BATCH_RULES:
-            has_room = used_bytes <= free_bytes * percent // 100 and used_bytes + next_batch <= free_bytes * 80 // 100
-            if self.num_ctx * parallel > context and has_room:
-                return batch
+        for longest_context, default_batch, larger_batch, largest_percent in BATCH_RULES:
+            has_room = (
+                used_bytes <= free_bytes * largest_percent // 100
+                and used_bytes + larger_batch <= free_bytes * 80 // 100
+            )
+            if self.num_ctx * parallel > longest_context and has_room:
+                return default_batch
         return DEFAULT_BATCH
 
     @cached_property
-    def fitted(self) -> FittedServer:
+    def fitted_server(self) -> FittedServer:
         """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
-        numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
-        for parallel in numbers:
+        parallel_choices = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
+        for parallel in parallel_choices:
             fitted_server = self._fitted_with(parallel)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
     def _fitted_with(self, parallel: int) -> FittedServer:
-        server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
+        server = self._unfitted_server(**self._llama_server_flags(parallel, self.micro_batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
         if not server.asks_for_layers:
@@ -206,7 +211,7 @@ class OllamaServer:
     @property
     def defaults(self) -> dict[str, Any]:
         """Option name → default value."""
-        server = self.fitted.server
+        server = self.fitted_server.server
         return {
             "num_ctx": self.num_ctx,
             "OLLAMA_NUM_PARALLEL": server.sequences,
@@ -227,72 +232,81 @@ def host_layers(fitted_server: FittedServer) -> int:
 
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
-    fitted_server, flags = server.fitted, server.flags
+    fitted_server, flags = server.fitted_server, server.flags
     notes_of_fit = (server.version.note, *fitted_server.notes)
     computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit)
-    number = len(fitted_server.server.model.layers) + 1
+    layer_count = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
-    notes = list(computed_answer.notes)
+    answer_notes = list(computed_answer.notes)
     if host_layer_count:
-        notes.insert(
-            0, f"{host_layer_count} of {number} layers are on the CPU, {computed_answer.host['share']:.0%} of all bytes"
+        answer_notes.insert(
+            0,
+            f"{host_layer_count} of {layer_count} layers are on the CPU, "
+            f"{computed_answer.host['share']:.0%} of all bytes",
         )
     if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
-        notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
+        answer_notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
-        (flag_name if flag_name.isupper() else option(flag_name)): value
-        for flag_name, value in server.defaults.items()
+        (flag_name if flag_name.isupper() else option(flag_name)): default_value
+        for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
+    return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(answer_notes))
 
 
-def candidates(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields option changes that put the whole model on the GPUs, the cheapest first."""
-    if not host_layers(server.fitted):
+    if not host_layers(server.fitted_server):
         return
-    changes: list[tuple[str, dict[str, Any]]] = []
-    if server.fitted.server.sequences > 1:
-        changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
+    option_changes: list[tuple[str, dict[str, Any]]] = []
+    if server.fitted_server.server.sequences > 1:
+        option_changes.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
     if server.cache_type == "f16":
         typed_options = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
-        changes.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
-    context = longest_context(server)
-    if context:
-        changes.append((f"--num-ctx {context}", {"num_ctx": context}))
-    number = 2 * max(server.number_of_gpus, 1)
-    visible_devices = ",".join(str(i) for i in range(number))
-    changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
-    for typed_options, values in changes:
-        changed_server = server.with_flags(**values)
-        if not host_layers(changed_server.fitted):
-            yield typed_options, values
+        option_changes.append((typed_options, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
+    fitting_context = longest_context(server)
+    if fitting_context:
+        option_changes.append((f"--num-ctx {fitting_context}", {"num_ctx": fitting_context}))
+    gpu_count = 2 * max(server.number_of_gpus, 1)
+    visible_devices = ",".join(str(i) for i in range(gpu_count))
+    option_changes.append((f"CUDA_VISIBLE_DEVICES={visible_devices}", {"CUDA_VISIBLE_DEVICES": visible_devices}))
+    for typed_options, changed_values in option_changes:
+        changed_server = server.with_flags(**changed_values)
+        if not host_layers(changed_server.fitted_server):
+            yield typed_options, changed_values
 
 
 def longest_context(server: OllamaServer) -> int | None:
     """Returns the largest num_ctx (a multiple of 256) with the whole model on the GPUs; None without one."""
 
-    def holds(step: int) -> bool:
-        return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
+    def fits_on_gpus(step: int) -> bool:
+        return not host_layers(server.with_flags(num_ctx=256 * step).fitted_server)
 
-    return 256 * largest_number(max(1, server.num_ctx // 256), holds) or None
+    return 256 * largest_number(max(1, server.num_ctx // 256), fits_on_gpus) or None
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model fits the GPUs."""
-    numbers = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
-    for number in numbers:
-        if number > most_devices:
+    gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
+    for gpu_count in gpu_counts:
+        if gpu_count > most_devices:
             return
-        gpu_options = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number)))} if number > 1 else {}
+        gpu_options = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count)))} if gpu_count > 1 else {}
         server_on_gpus = server.with_flags(**gpu_options)
-        answer = memory(server_on_gpus)
-        on_host = host_layers(server_on_gpus.fitted)
-        message = f"{read_record().messages['on_host']}: {answer.host['share']:.0%}" if on_host else answer.message
-        yield gpu_options, replace(answer, starts=answer.starts and not on_host, message=message)
+        server_memory = memory(server_on_gpus)
+        host_layer_count = host_layers(server_on_gpus.fitted_server)
+        startup_message = (
+            f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
+            if host_layer_count
+            else server_memory.message
+        )
+        yield (
+            gpu_options,
+            replace(server_memory, starts=server_memory.starts and not host_layer_count, message=startup_message),
+        )
 
 
-def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
     """Returns the options for `users` sequences of `seq` tokens. Raises `InputError` for other lengths."""
     server_flags = dict(flags)
     if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:

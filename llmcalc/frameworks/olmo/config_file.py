@@ -42,7 +42,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         spec = _model_of(reader, reader.table(config, "model"))
-        world_size = reader.devices(source_file.world_size)
+        world_size = reader.device_count(source_file.world_size)
         batch = reader.size(config, "device_train_microbatch_size", 16)
         global_batch = reader.size(config, "global_train_batch_size", 512)
         if global_batch % (world_size * batch):
@@ -119,22 +119,22 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     placement = "output" if reader.flag(model, "norm_after") else "pre"
     decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": placement}
     rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
-    table = {
+    spec_table = {
         "vocab_size": size_of(reader, "model.embedding_size", rows),
         "hidden_size": width,
         "tie_word_embeddings": reader.flag(model, "weight_tying", True),
         "max_position_embeddings": positions,
         "decoder": decoder,
     }
-    return validate(ModelSpec, table, reader.where)
+    return validate(ModelSpec, spec_table, reader.where)
 
 
 def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
-    name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
-    if name != "adamw":
-        reader.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
+    optimizer_name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
+    if optimizer_name != "adamw":
+        reader.unknown["optimizer.name"] = f"'{optimizer_name[:30]}' is not modelled; adamw is"
     checkpointing = config.get("activation_checkpointing")
     if checkpointing is not None:
         if str(checkpointing) not in RECOMPUTE:

@@ -1,5 +1,4 @@
-"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, `train_sft`, `train_dpo`,
-`train_rm`, `train_kto`.
+"""Reads commands of OpenRLHF: fine-tuning, and the actor's training in reinforcement learning (`train_ppo_ray`).
 
 Source: OpenRLHF 0.11.0 (3c3be623): openrlhf/cli/train_ppo_ray.py and train_sft.py for arguments and defaults,
 openrlhf/utils/deepspeed/deepspeed_utils.py, `get_train_ds_config`, for the DeepSpeed config. Versions before 0.10 named
@@ -100,7 +99,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if verb not in LOSSES:
             raise reader.wrong(f"line {command_line.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {
-            _current_name(flag): value for flag, value in arguments_of(command_line.words, source_file.where).items()
+            _current_name(flag): setting
+            for flag, setting in arguments_of(command_line.words, source_file.where).items()
         }
         read_names = frozenset(
             argument_name
@@ -108,7 +108,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
         )
         data = plain_arguments(arguments, reader, read_names)
-        data = {_current_name(name): value for name, value in data.items()}
+        data = {_current_name(argument): setting for argument, setting in data.items()}
         target = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, data)
         world_size = _actor_devices(reader, data) if verb == "train_ppo_ray" else source_file.world_size
@@ -117,7 +117,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             settings |= _pair_settings(reader, data, LOSSES[verb], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
-        reader.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
+        reader.ignored += [argument for argument in data if argument.partition(".")[0] in IGNORED_SECTIONS]
         return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
@@ -130,15 +130,15 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 
 def _current_name(flag: str) -> str:
     """Returns the name that an argument has since version 0.10."""
-    name = flag.lstrip("-")
-    name = OLDER.get(name, name)
-    return SFT.get(name, name)
+    argument = flag.lstrip("-")
+    argument = OLDER.get(argument, argument)
+    return SFT.get(argument, argument)
 
 
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
-    for name, (value, reason) in REFUSED.items():
-        if config.get(name, value) != value:
-            reader.unknown[f"--{name}"] = reason
+    for argument, (setting, reason) in REFUSED.items():
+        if config.get(argument, setting) != setting:
+            reader.unknown[f"--{argument}"] = reason
 
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
@@ -149,7 +149,7 @@ def _actor_devices(reader: LaunchReader, config: Table) -> int:
 def _pair_settings(
     reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Doubles the micro-batch for pairs of answers, and returns the loss settings; KTO has single answers."""
+    """Doubles the micro-batch for pairs of answers, except for KTO, and returns the loss settings."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
     if loss == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
@@ -169,7 +169,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
         raise reader.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
     micro_batch = reader.size(arguments, "train.micro_batch_size", 1)
     global_batch = reader.size(arguments, "train.batch_size", 128)
-    ranks = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
+    replica_count = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
     if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero: dict[str, Any] = {
@@ -181,7 +181,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": max(1, global_batch // (micro_batch * ranks)),
+        "gradient_accumulation_steps": max(1, global_batch // (micro_batch * replica_count)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": zero,

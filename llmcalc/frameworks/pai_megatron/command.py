@@ -48,31 +48,31 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
             )
         arguments = arguments_of(command_line.words, source_file.where)
-        table: dict[str, Any] = {}
-        for flag, value in arguments.items():
+        megatron_table: dict[str, Any] = {}
+        for flag, setting in arguments.items():
             if flag[2:] in IGNORED:
                 reader.ignored.append(flag)
             elif flag == "--moe-shared-expert-overlap":
                 reader.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
-                table[flag] = value
-        _set_vocabulary(reader, arguments, table)
+                megatron_table[flag] = setting
+        _set_vocabulary(reader, arguments, megatron_table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
-        return reader.with_records(read_megatron(table, source_file))
+        return reader.with_records(read_megatron(megatron_table, source_file))
 
 
-def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], table: dict[str, Any]) -> None:
+def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_table: dict[str, Any]) -> None:
     """Adds the size of the patch's vocabulary to Megatron-LM's arguments."""
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return
-    name = str(arguments.get("--patch-tokenizer-type", ""))
-    if name not in WORDS:
+    tokenizer_type = str(arguments.get("--patch-tokenizer-type", ""))
+    if tokenizer_type not in WORDS:
         raise reader.wrong(
             "--patch-tokenizer-type",
-            f"the vocabulary of {name[:60]} is in its files alone; expected --padded-vocab-size too",
+            f"the vocabulary of {tokenizer_type[:60]} is in its files alone; expected --padded-vocab-size too",
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
     extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
-    table["--padded-vocab-size"] = str(WORDS[name] + extra_tokens)
+    megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

@@ -62,14 +62,16 @@ _IGNORED_WORDS = field_names("""
 
 def accelerator_of(label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
-    text = label.strip().lower()[:100]
-    for pattern, name in MACHINE_TYPES:
-        if re.fullmatch(pattern, text):
-            return name
-    if "mig" in text:
+    label_text = label.strip().lower()[:100]
+    for pattern, machine_accelerator in MACHINE_TYPES:
+        if re.fullmatch(pattern, label_text):
+            return machine_accelerator
+    if "mig" in label_text:
         return ""
     label_words = [
-        label_word for label_word in re.split(r"[-_ /.,()]+", text) if label_word and label_word not in _IGNORED_WORDS
+        label_word
+        for label_word in re.split(r"[-_ /.,()]+", label_text)
+        if label_word and label_word not in _IGNORED_WORDS
     ]
     memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
     chip_words = [
@@ -77,23 +79,26 @@ def accelerator_of(label: str) -> str:
         for label_word in label_words
         if label_word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", label_word)
     ]
-    for words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
-        name = _accelerator_name("-".join(filter(None, words)), memory)
-        if name:
-            return name
+    for name_words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
+        machine_accelerator = _accelerator_name("-".join(filter(None, name_words)), memory)
+        if machine_accelerator:
+            return machine_accelerator
     return ""
 
 
-def _accelerator_name(name: str, memory: str) -> str:
+def _accelerator_name(chip: str, memory: str) -> str:
     """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
-    if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
+    if not re.search(r"[a-z]", chip) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", chip) or chip.endswith(".toml"):
         return ""
     try:
-        hardware = find_hardware(name)
+        hardware = find_hardware(chip)
     except InputError:
         return ""
-    gb = int(memory.removesuffix("gb") or 0)
-    has_stated_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < TOLERANCE_GB
+    stated_gb = int(memory.removesuffix("gb") or 0)
+    has_stated_memory = (
+        not stated_gb
+        or min(abs(hardware.memory_bytes / bytes_per_gb - stated_gb) for bytes_per_gb in (10**9, 2**30)) < TOLERANCE_GB
+    )
     return hardware.name if has_stated_memory else ""
 
 
@@ -101,14 +106,14 @@ TOLERANCE_GB = 3
 """Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""
 
 
-def accelerator_count(value: Any, field: str) -> int | None:
+def accelerator_count(count_value: Any, field_name: str) -> int | None:
     """Returns the number of accelerators in a field; None for text, such as `all` or a template variable.
 
-    field: the file and the field, in messages. Raises `InputError` for a number that is no count.
+    field_name: the file and the field, in messages. Raises `InputError` for a number that is no count.
     """
-    text = str(value).strip("'\" ")
-    if re.fullmatch(r"[0-9]{1,4}", text):
-        return int(text)
-    if isinstance(value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", text):
-        raise InputError(f"{field}: {shown(value)}; expected a whole number of accelerators, at most 9,999")
+    count_text = str(count_value).strip("'\" ")
+    if re.fullmatch(r"[0-9]{1,4}", count_text):
+        return int(count_text)
+    if isinstance(count_value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", count_text):
+        raise InputError(f"{field_name}: {shown(count_value)}; expected a whole number of accelerators, at most 9,999")
     return None

@@ -40,73 +40,76 @@ class Arguments:
 
 def read_arguments(
     program: ServerProgram,
-    engine_record: Engine,
+    serving_engine: Engine,
     command_words: Sequence[str],
     location: str,
     read_named: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
-    """Returns the parsed arguments of a server's command. engine_record: the engine.
+    """Returns the parsed arguments of a server's command. serving_engine: the engine.
 
     location: the file and the place in messages.
     read_named: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of(program, engine_record)
+    flags = flags_of(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
-    arguments = Arguments()
-    unknown = arguments.unknown if allow_unknown else None
+    parsed_arguments = Arguments()
+    unknown_flags = parsed_arguments.unknown if allow_unknown else None
     ignored_arguments = [
         command_word
         for flag, command_word in pairwise(command_words)
         if is_unset_variable(command_word) and not _takes_value(flag)
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
-    arguments.notes += [
-        f"{printable(word)} is not set and left out" for word in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+    parsed_arguments.notes += [
+        f"{printable(other_word)} is not set and left out"
+        for other_word in dict.fromkeys(ignored_arguments[:MOST_NOTES])
     ]
     try:
-        other_words, values = split_arguments(engine_record.title, flags[::-1], command_words, {}, {}, unknown)
-        config = values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
+        other_words, flag_values = split_arguments(
+            serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
+        )
+        config = flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
             config_words = list(
                 words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
             )
-            other_words, values = split_arguments(
-                engine_record.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown
+            other_words, flag_values = split_arguments(
+                serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
             )
-            values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
-        arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
-        if HF_FILE in values:
-            arguments.model = f"{arguments.model}/{values.pop(HF_FILE)}"
+            flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
+        parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
+        if HF_FILE in flag_values:
+            parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
         if program.takes_model and other_words:
-            arguments.model = other_words.pop(0)
-        for word in other_words:
-            if is_unresolved(word):
-                raise InputError(unresolved_reason(word))
-            if word != "--":
-                raise InputError(f"'{printable(word)[:60]}' stands behind no flag; expected --flag value")
-        for name, value in values.items():
-            flag = next(flag for flag in flags[::-1] if flag.field == name)
+            parsed_arguments.model = other_words.pop(0)
+        for other_word in other_words:
+            if is_unresolved(other_word):
+                raise InputError(unresolved_reason(other_word))
+            if other_word != "--":
+                raise InputError(f"'{printable(other_word)[:60]}' stands behind no flag; expected --flag value")
+        for flag_field, flag_value in flag_values.items():
+            flag = next(flag for flag in flags[::-1] if flag.field == flag_field)
             if flag.is_idle and not flag.words:
-                arguments.ignored.append(flag.names[0])
+                parsed_arguments.ignored.append(flag.names[0])
                 continue
-            if name not in typed_fields:
-                _require_known(flag, value)
-            arguments.values[name] = value
+            if flag_field not in typed_fields:
+                _require_known(flag, flag_value)
+            parsed_arguments.values[flag_field] = flag_value
     except InputError as error:
         if any(TEMPLATE_WORD.match(command_word) for command_word in command_words):
             raise InputError(f"{location}: a template with {{{{ … }}}}; expected the file that it makes") from None
         raise InputError(f"{location}: {error}") from None
-    return arguments
+    return parsed_arguments
 
 
-def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
-    return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
+def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
+    return flags_by_name[flag_name].field if flag_name in flags_by_name else flag_name.lstrip("-").replace("-", "_")
 
 
 HF_FILE = "hf_file"
@@ -125,36 +128,36 @@ MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
-def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
+def flags_of(program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*program.model_flags, f"--{MODEL_FLAG}")),
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
-        *(Flag((name,), is_idle=True) for name in program.idle),
-        *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
-        *engine_record.known_flags(),
+        *(Flag((idle_spelling,), is_idle=True) for idle_spelling in program.idle),
+        *(Flag((idle_spelling,), "switch", is_idle=True) for idle_spelling in program.idle_switches),
+        *serving_engine.known_flags(),
     )
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
     """Returns the first engine that has all flags of a command, at least one of which changes memory."""
-    names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
-    if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
+    typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
+    if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
         return ""
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
-        named_flags = [find_flag(flags_by_name, name) for name in names - set(program.model_flags)]
+        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
         if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
             return program.engine
     return ""
 
 
-def _takes_value(word: str) -> bool:
+def _takes_value(argument_word: str) -> bool:
     """Whether the next word of the command may be an argument's value."""
-    return word.startswith("-") and "=" not in word
+    return argument_word.startswith("-") and "=" not in argument_word
 
 
 def _require_known(flag: Flag, value: Any) -> None:
@@ -165,9 +168,9 @@ def _require_known(flag: Flag, value: Any) -> None:
             raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")
 
 
-def _with_yaml_marks(text: str) -> str:
+def _with_yaml_marks(yaml_text: str) -> str:
     """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
-    return text.replace("\0", YAML_MARK)
+    return yaml_text.replace("\0", YAML_MARK)
 
 
 YAML_MARK = "\ue000"
@@ -178,44 +181,48 @@ MOST_KEYS = 1_000
 """Largest number of keys of a table of a configuration."""
 
 
-def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+def words_of_tables(
+    config_table: Any, known_flags: Mapping[str, Flag], outer_keys: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Yields command-line words equivalent to a config file's keys. known_flags: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """
-    if not isinstance(config, Mapping):
+    if not isinstance(config_table, Mapping):
         raise InputError("the configuration is no table; expected flags by their names")
-    if len(config) > MOST_KEYS:
-        raise InputError(f"the configuration has {len(config):,} keys; expected at most {MOST_KEYS:,}")
-    for key, value in config.items():
-        path = (*keys, str(key).replace(YAML_MARK, "\0"))
-        flag = find_flag(known_flags, f"--{'.'.join(path)}") or find_flag(known_flags, f"--{path[-1]}")
-        outer_flag = known_flags.get(f"--{path[0].replace('_', '-')}")
-        if isinstance(value, Mapping) and not (outer_flag is not None and outer_flag.kind == "table"):
-            yield from words_of_tables(value, known_flags, path)
+    if len(config_table) > MOST_KEYS:
+        raise InputError(f"the configuration has {len(config_table):,} keys; expected at most {MOST_KEYS:,}")
+    for config_key, config_value in config_table.items():
+        key_path = (*outer_keys, str(config_key).replace(YAML_MARK, "\0"))
+        flag = find_flag(known_flags, f"--{'.'.join(key_path)}") or find_flag(known_flags, f"--{key_path[-1]}")
+        outer_flag = known_flags.get(f"--{key_path[0].replace('_', '-')}")
+        if isinstance(config_value, Mapping) and not (outer_flag is not None and outer_flag.kind == "table"):
+            yield from words_of_tables(config_value, known_flags, key_path)
             continue
-        if isinstance(value, Mapping):
-            for inner_key, item in value.items():
-                yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
+        if isinstance(config_value, Mapping):
+            for inner_key, inner_item in config_value.items():
+                yield from (f"--{'.'.join((*key_path, str(inner_key)))}={_word_of_value(inner_item)}",)
             continue
-        name = (
-            f"--{'.'.join(path)}" if flag is None or find_flag(known_flags, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        flag_name = (
+            f"--{'.'.join(key_path)}"
+            if flag is None or find_flag(known_flags, f"--{'.'.join(key_path)}")
+            else f"--{key_path[-1]}"
         )
-        if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
-            yield name if value else f"--no-{name[2:]}"
-        elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
-            yield name
-            yield from map(_word_of_value, value)
-        elif value is not None:
-            yield f"{name}={_word_of_value(value)}"
+        if isinstance(config_value, bool) and (flag is None or flag.flag.kind == "switch"):
+            yield flag_name if config_value else f"--no-{flag_name[2:]}"
+        elif isinstance(config_value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
+            yield flag_name
+            yield from map(_word_of_value, config_value)
+        elif config_value is not None:
+            yield f"{flag_name}={_word_of_value(config_value)}"
 
 
-def _word_of_value(value: Any) -> str:
+def _word_of_value(config_value: Any) -> str:
     """Returns a value as a word of a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping | list):
+    if isinstance(config_value, bool):
+        return str(config_value).lower()
+    if isinstance(config_value, Mapping | list):
         import json
 
-        return json.dumps(value).replace("\\ue000", "\0")
-    return str(value).replace(YAML_MARK, "\0")
+        return json.dumps(config_value).replace("\\ue000", "\0")
+    return str(config_value).replace(YAML_MARK, "\0")

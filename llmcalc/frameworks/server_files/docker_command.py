@@ -26,42 +26,42 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 
 def container_of(command_words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
-    names = [command_word.rpartition("/")[2] for command_word in command_words[:4]]
-    docker_index = next((i for i, name in enumerate(names) if name in CONTAINER_PROGRAMS), None)
+    program_names = [command_word.rpartition("/")[2] for command_word in command_words[:4]]
+    docker_index = next((i for i, option_name in enumerate(program_names) if option_name in CONTAINER_PROGRAMS), None)
     if docker_index is None:
         return None
-    queue = deque(command_words[docker_index + 1 :])
-    while queue and queue[0] in ("container", "compose"):
-        queue.popleft()
-    if not queue or queue.popleft() not in ("run", "exec", "create"):
+    argument_queue = deque(command_words[docker_index + 1 :])
+    while argument_queue and argument_queue[0] in ("container", "compose"):
+        argument_queue.popleft()
+    if not argument_queue or argument_queue.popleft() not in ("run", "exec", "create"):
         return None
     env: dict[str, str] = {}
     mounts: dict[str, str] = {}
-    entry: list[str] = []
+    entrypoint: list[str] = []
     gpus = None
-    while queue and queue[0].startswith("-"):
-        name, equals_sign, value = queue.popleft().partition("=")
-        if name in DOCKER_SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
+    while argument_queue and argument_queue[0].startswith("-"):
+        option_name, equals_sign, option_value = argument_queue.popleft().partition("=")
+        if option_name in DOCKER_SWITCHES or (SHORT_SWITCHES.fullmatch(option_name) and not equals_sign):
             continue
-        joined_option = re.fullmatch(r"(-[evpwuh])(.+)", name)
-        if joined_option is not None and not name.startswith("--"):
-            name, value = joined_option[1], joined_option[2] + equals_sign + value
+        joined_option = re.fullmatch(r"(-[evpwuh])(.+)", option_name)
+        if joined_option is not None and not option_name.startswith("--"):
+            option_name, option_value = joined_option[1], joined_option[2] + equals_sign + option_value
         elif not equals_sign:
-            value = queue.popleft() if queue else ""
-        if name in ("-e", "--env"):
-            variable, variable_equals, text = value.partition("=")
+            option_value = argument_queue.popleft() if argument_queue else ""
+        if option_name in ("-e", "--env"):
+            variable, variable_equals, variable_text = option_value.partition("=")
             if variable_equals:
-                env[variable] = text
-        elif name in ("-v", "--volume", "--mount"):
-            mounts |= mount_of(value)
-        elif name == "--entrypoint":
-            entry = value.split()
-        elif name == "--gpus":
-            gpus = number_of_gpus(value, place_in_file)
-    if not queue:
+                env[variable] = variable_text
+        elif option_name in ("-v", "--volume", "--mount"):
+            mounts |= mount_of(option_value)
+        elif option_name == "--entrypoint":
+            entrypoint = option_value.split()
+        elif option_name == "--gpus":
+            gpus = number_of_gpus(option_value, place_in_file)
+    if not argument_queue:
         return None
-    image = queue.popleft()
-    return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus, mounts=mounts)
+    image_name = argument_queue.popleft()
+    return Container(place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpus, mounts=mounts)
 
 
 def mount_of(volume: Any) -> dict[str, str]:
@@ -70,23 +70,23 @@ def mount_of(volume: Any) -> dict[str, str]:
     `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.
     """
     if isinstance(volume, Mapping):
-        parts = {str(key): str(value) for key, value in volume.items()}
+        mount_fields = {str(field_name): str(field_value) for field_name, field_value in volume.items()}
     elif "=" in str(volume):
-        parts = dict(part.partition("=")[::2] for part in str(volume).split(","))
+        mount_fields = dict(field_text.partition("=")[::2] for field_text in str(volume).split(","))
     else:
-        parts = dict(zip(("source", "target"), str(volume).split(":"), strict=False))
-    source = parts.get("source") or parts.get("src", "")
-    target = parts.get("target") or parts.get("dst") or parts.get("destination", "")
-    is_folder = "/" in source and not is_unresolved(source) and target.startswith("/") and target.rstrip("/")
-    return {target.rstrip("/"): source.rstrip("/")} if is_folder else {}
+        mount_fields = dict(zip(("source", "target"), str(volume).split(":"), strict=False))
+    host_folder = mount_fields.get("source") or mount_fields.get("src", "")
+    target = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
+    is_folder = "/" in host_folder and not is_unresolved(host_folder) and target.startswith("/") and target.rstrip("/")
+    return {target.rstrip("/"): host_folder.rstrip("/")} if is_folder else {}
 
 
-def number_of_gpus(text: str, location: str) -> int | None:
+def number_of_gpus(gpus_text: str, location: str) -> int | None:
     """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
     location: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """
-    devices = re.search(r"device=([\w:,-]+)", text)
+    devices = re.search(r"device=([\w:,-]+)", gpus_text)
     if devices is not None and devices[1] != "all":
         return len(devices[1].split(","))
-    return accelerator_count(text.strip("'\"").removeprefix("count="), f"{location}: --gpus")
+    return accelerator_count(gpus_text.strip("'\"").removeprefix("count="), f"{location}: --gpus")

@@ -27,31 +27,35 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 """Keys of the operator's `model` that are flags of the engine."""
 
 
-def table_of_engine(table: Mapping[str, Any]) -> Container | None:
+def server_of_table(manifest_table: Mapping[str, Any]) -> Container | None:
     """Returns the server that a table describes, without its location in the file; None for other tables."""
-    if isinstance(table.get("engine_kwargs"), Mapping) and isinstance(table.get("model_loading_config"), Mapping):
-        return _ray_server(table)
-    runtime = table.get("model")
-    if isinstance(runtime, Mapping) and isinstance(runtime.get("modelURL"), str):
-        return _operator_server(table, runtime)
-    if isinstance(table.get("modelURL"), str) and ("vllmConfig" in table or "repository" in table):
-        return _chart_server(table)
+    if isinstance(manifest_table.get("engine_kwargs"), Mapping) and isinstance(
+        manifest_table.get("model_loading_config"), Mapping
+    ):
+        return _ray_server(manifest_table)
+    model_table = manifest_table.get("model")
+    if isinstance(model_table, Mapping) and isinstance(model_table.get("modelURL"), str):
+        return _operator_server(manifest_table, model_table)
+    if isinstance(manifest_table.get("modelURL"), str) and (
+        "vllmConfig" in manifest_table or "repository" in manifest_table
+    ):
+        return _chart_server(manifest_table)
     return None
 
 
-def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
+def servers_of_table(manifest_table: Mapping[str, Any]) -> Iterator[Container]:
     """Yields the servers of a table, with each server's location in the file; nothing for tables without servers."""
-    model = table.get("model")
+    model = manifest_table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
-        yield from _recipe_servers(table, model)
-    for key, program in WORKER_COMMANDS.items():
-        for name, flags in inner_table(table, "backend", key).items():
+        yield from _recipe_servers(manifest_table, model)
+    for worker_key, program in WORKER_COMMANDS.items():
+        for worker_name, flags in inner_table(manifest_table, "backend", worker_key).items():
             if isinstance(flags, Mapping) and flags:
                 yield Container(
-                    f"backend.{key}.{name}"[:80],
+                    f"backend.{worker_key}.{worker_name}"[:80],
                     words=(*program.split(), *words_of_arguments(flags)),
-                    gpu=str(inner_table(table, "resources").get("gpu_type") or ""),
-                    model=str(inner_table(table, "model").get("path") or ""),
+                    gpu=str(inner_table(manifest_table, "resources").get("gpu_type") or ""),
+                    model=str(inner_table(manifest_table, "model").get("path") or ""),
                 )
 
 
@@ -59,104 +63,127 @@ WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve",
 """Keys of srt-slurm's `backend` → the command with these flags."""
 
 
-def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
+def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
     """Yields the server of each vLLM recipe variant, with the default features."""
-    opt_in_features = table.get("opt_in_features")
+    opt_in_features = recipe_table.get("opt_in_features")
     disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
-    features = [
-        word
-        for name, feature in inner_table(table, "features").items()
-        if isinstance(feature, Mapping) and str(name) not in disabled_features
-        for word in _words_of_recipe(feature.get("args"))
+    feature_words = [
+        feature_word
+        for variant_name, feature in inner_table(recipe_table, "features").items()
+        if isinstance(feature, Mapping) and str(variant_name) not in disabled_features
+        for feature_word in _words_of_recipe(feature.get("args"))
     ]
-    variants = inner_table(table, "variants") or {"default": {}}
-    for name, variant in variants.items():
+    variants = inner_table(recipe_table, "variants") or {"default": {}}
+    for variant_name, variant in variants.items():
         if isinstance(variant, Mapping):
-            base, extra = _words_of_recipe(model.get("base_args")), _words_of_recipe(variant.get("extra_args"))
-            words = [*base, *features, *extra]
+            base_words, variant_words = (
+                _words_of_recipe(model.get("base_args")),
+                _words_of_recipe(variant.get("extra_args")),
+            )
+            command_words = [*base_words, *feature_words, *variant_words]
             yield Container(
-                f"variants.{name}"[:80],
-                words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *words),
+                f"variants.{variant_name}"[:80],
+                words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *command_words),
                 env=_environment_texts({**inner_table(model, "base_env"), **inner_table(variant, "extra_env")}),
             )
 
 
-def _words_of_recipe(value: Any) -> list[str]:
+def _words_of_recipe(recipe_list: Any) -> list[str]:
     """Returns the words of a recipe's list after joining with spaces: `--max-model-len auto` is two words."""
-    texts = _texts_of(value)
-    return [word for text in texts for word in (text.split() if text.startswith("--") and "'" not in text else [text])]
+    recipe_texts = _texts_of(recipe_list)
+    return [
+        recipe_word
+        for recipe_text in recipe_texts
+        for recipe_word in (
+            recipe_text.split() if recipe_text.startswith("--") and "'" not in recipe_text else [recipe_text]
+        )
+    ]
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yields the words of a command line that is equivalent to an engine's Python arguments."""
     import json
 
-    for name, value in arguments.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            yield flag if value else f"--no-{flag[2:]}"
-        elif isinstance(value, Mapping | list | tuple):
-            yield f"{flag}={json.dumps(value)}"
-        elif value is not None:
-            yield f"{flag}={value}"
+    for argument_name, argument_value in arguments.items():
+        flag = f"--{argument_name.replace('_', '-')}"
+        if isinstance(argument_value, bool):
+            yield flag if argument_value else f"--no-{flag[2:]}"
+        elif isinstance(argument_value, Mapping | list | tuple):
+            yield f"{flag}={json.dumps(argument_value)}"
+        elif argument_value is not None:
+            yield f"{flag}={argument_value}"
 
 
-def _ray_server(table: Mapping[str, Any]) -> Container:
-    loading_config = table["model_loading_config"]
-    source = loading_config.get("model_source", loading_config.get("model_id", ""))
-    model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
-    program = "sglang" if str(table.get("llm_engine", "")).lower() == "sglang" else "vllm"
+def _ray_server(ray_config: Mapping[str, Any]) -> Container:
+    loading_config = ray_config["model_loading_config"]
+    model_source = loading_config.get("model_source", loading_config.get("model_id", ""))
+    model = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source
+    program = "sglang" if str(ray_config.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(
         "",
-        words=(program, "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
-        env=_environment_texts(inner_table(table, "runtime_env", "env_vars")),
-        gpu=str(table.get("accelerator_type") or ""),
+        words=(program, "serve", str(model), *words_of_arguments(ray_config["engine_kwargs"])),
+        env=_environment_texts(inner_table(ray_config, "runtime_env", "env_vars")),
+        gpu=str(ray_config.get("accelerator_type") or ""),
     )  # fmt: skip
 
 
-def _chart_server(table: Mapping[str, Any]) -> Container:
-    switches = {key: True for key in SWITCH_KEYS if table.get(key) is True}
-    image = ":".join(str(table[key]) for key in ("repository", "tag") if table.get(key))
-    return _stack_server(table, table["modelURL"], switches, image, table.get("requestGPU"))
+def _chart_server(chart_values: Mapping[str, Any]) -> Container:
+    switches = {switch_key: True for switch_key in SWITCH_KEYS if chart_values.get(switch_key) is True}
+    image_name = ":".join(
+        str(chart_values[switch_key]) for switch_key in ("repository", "tag") if chart_values.get(switch_key)
+    )
+    return _stack_server(chart_values, chart_values["modelURL"], switches, image_name, chart_values.get("requestGPU"))
 
 
-def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
+def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
     flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
-    deployment = inner_table(table, "deploymentConfig")
-    image, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
-    return _stack_server(table, model["modelURL"], flags, str(image or ""), gpus)
+    deployment = inner_table(operator_table, "deploymentConfig")
+    image_name, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
+    return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
 
 
-def _stack_server(table: Mapping[str, Any], model: str, flags: Mapping[str, Any], image: str, gpus: Any) -> Container:
+def _stack_server(
+    stack_table: Mapping[str, Any], model: str, flags: Mapping[str, Any], image_name: str, gpus: Any
+) -> Container:
     """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
-    config = inner_table(table, "vllmConfig")
-    all_flags = {**flags, **{key: value for key, value in config.items() if key not in WITHOUT_FLAG}}
+    vllm_config = inner_table(stack_table, "vllmConfig")
+    all_flags = {**flags, **{key: value for key, value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
-        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(config.get("extraArgs"))),
-        image=image,
-        env={"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {},
+        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(vllm_config.get("extraArgs"))),
+        image=image_name,
+        env={"VLLM_USE_V1": "0"} if str(vllm_config.get("v0", "")) in ("1", "True") else {},
         gpus=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,
     )
 
 
-def _flags_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
+def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
-    flag_name = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
-    return words_of_arguments({name: values[key] for name, key in flag_name.items()})
+    keys_by_flag_name = {
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values_by_key
+    }
+    return words_of_arguments({name: values_by_key[key] for name, key in keys_by_flag_name.items()})
 
 
-def inner_table(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def inner_table(outer_table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
-        value = table.get(key)
-        table = value if isinstance(value, Mapping) else {}
-    return table
+        inner_value = outer_table.get(key)
+        outer_table = inner_value if isinstance(inner_value, Mapping) else {}
+    return outer_table
 
 
-def _environment_texts(table: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in table.items() if isinstance(value, str | int | float)}
+def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        str(variable_name): str(variable_value)
+        for variable_name, variable_value in environment_table.items()
+        if isinstance(variable_value, str | int | float)
+    }
 
 
-def _texts_of(value: Any) -> list[str]:
-    return [str(item) for item in value if isinstance(item, str | int | float)] if isinstance(value, list) else []
+def _texts_of(list_value: Any) -> list[str]:
+    return (
+        [str(list_item) for list_item in list_value if isinstance(list_item, str | int | float)]
+        if isinstance(list_value, list)
+        else []
+    )

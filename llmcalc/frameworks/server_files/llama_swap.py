@@ -40,41 +40,47 @@ def servers_of_llama_swap(
     name_in_errors: the file in messages. variables: environment variables.
     """
     shared_macros = _read_macros(config)
-    for name, model in config["models"].items():
+    for model_name, model in config["models"].items():
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
-        place_in_file = f"models.{one_line(str(name))[:60]}"
-        environment = {f"env.{variable}": value for variable, value in variables.items()}
-        macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(name)}
-        text = _expand_macros(model["cmd"], macros, f"{name_in_errors}: {place_in_file}")
-        lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
+        place_in_file = f"models.{one_line(str(model_name))[:60]}"
+        environment = {f"env.{variable}": variable_value for variable, variable_value in variables.items()}
+        macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
+        command_text = _expand_macros(model["cmd"], macros, f"{name_in_errors}: {place_in_file}")
+        command_lines = [
+            command_line for command_line in command_text.split("\n") if not command_line.strip().startswith("#")
+        ]
         try:
-            command_words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
+            command_words = shlex.split(" ".join(command_line.rstrip("\\") for command_line in command_lines))
         except ValueError:
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env = [item for item in model.get("env") or () if isinstance(item, str) and "=" in item]
-        yield Container(place_in_file, words=command_words, env=dict(item.split("=", 1) for item in env))
+        env = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
+        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env))
 
 
-def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
-    macros = table.get("macros")
-    texts = macros if isinstance(macros, Mapping) else {}
+def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
+    macros = macro_table.get("macros")
+    macro_texts = macros if isinstance(macros, Mapping) else {}
     return {
-        str(name): str(text).lower() if isinstance(text, bool) else str(text)
-        for name, text in texts.items()
-        if isinstance(text, str | int | float)
+        str(macro_name): str(macro_text).lower() if isinstance(macro_text, bool) else str(macro_text)
+        for macro_name, macro_text in macro_texts.items()
+        if isinstance(macro_text, str | int | float)
     }
 
 
-def _expand_macros(text: str, macros: Mapping[str, str], location: str) -> str:
-    """Returns a command with all macros expanded, including nested macros. location: the location in errors."""
+def _expand_macros(command: str, macros: Mapping[str, str], place_in_errors: str) -> str:
+    """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
     for _ in range(DEEPEST):
-        names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
-        if not names:
-            return text
-        if len(text) + sum(len(macros.get(name, name)) for name in names) > LONGEST_VALUE:
-            raise InputError(f"{location}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
-        text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
-    raise InputError(f"{location}: macros name each other; expected at most {DEEPEST} inside each other")
+        macros_used = re.findall(r"\$\{([\w.-]{1,120})\}", command)
+        if not macros_used:
+            return command
+        if len(command) + sum(len(macros.get(macro, macro)) for macro in macros_used) > LONGEST_VALUE:
+            raise InputError(
+                f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
+            )
+        command = re.sub(
+            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), command
+        )
+    raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

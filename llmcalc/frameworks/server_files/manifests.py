@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell_words import LONGEST_VALUE, expander
+from ..launch.shell_words import LONGEST_VALUE, variable_expander
 from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import mount_of
-from .engine_tables import inner_table, table_of_engine, tables_of_engines
+from .engine_tables import inner_table, server_of_table, servers_of_table
 from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, StartedServer
@@ -81,33 +81,42 @@ def servers_in_tables(
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
             yield from _skypilot_servers(document, server_finder, variables)
-    items = [
-        item
+    manifest_items = [
+        manifest_item
         for document in documents
         if isinstance(document, Mapping)
-        for item in (document["items"] if isinstance(document.get("items"), list) else [document])
-        if isinstance(item, Mapping)
+        for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        if isinstance(manifest_item, Mapping)
     ]
-    runtimes = {
-        str(inner_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIME_KINDS
+    serving_runtimes = {
+        str(inner_table(manifest_item, "metadata").get("name")): manifest_item
+        for manifest_item in manifest_items
+        if str(manifest_item.get("kind")) in RUNTIME_KINDS
     }
-    used_runtimes = {str(inner_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
-    for item in items:
-        kind = str(item.get("kind", ""))
-        table_servers = list(tables_of_engines(item))
+    used_runtime_names = {
+        str(inner_table(manifest_item, "spec", "predictor", "model").get("runtime")) for manifest_item in manifest_items
+    }
+    for manifest_item in manifest_items:
+        manifest_kind = str(manifest_item.get("kind", ""))
+        table_servers = list(servers_of_table(manifest_item))
         for container in table_servers:
             yield from server_finder.in_words(container)
         if table_servers:
             continue
-        runtime = runtimes.get(str(inner_table(item, "spec", "predictor", "model").get("runtime")))
-        if kind == "InferenceService" and runtime is not None:
-            yield from _inference_service_with_runtime(item, runtime, server_finder)
-        elif kind == "ConfigMap":
-            yield from _config_map_servers(item, server_finder)
-        elif kind == "LLMInferenceService":
-            yield from _llm_inference_service(item, server_finder)
-        elif kind not in RUNTIME_KINDS or str(inner_table(item, "metadata").get("name")) not in used_runtimes:
-            yield from _container_servers(item, (), kind, server_finder)
+        serving_runtime = serving_runtimes.get(
+            str(inner_table(manifest_item, "spec", "predictor", "model").get("runtime"))
+        )
+        if manifest_kind == "InferenceService" and serving_runtime is not None:
+            yield from _inference_service_with_runtime(manifest_item, serving_runtime, server_finder)
+        elif manifest_kind == "ConfigMap":
+            yield from _config_map_servers(manifest_item, server_finder)
+        elif manifest_kind == "LLMInferenceService":
+            yield from _llm_inference_service(manifest_item, server_finder)
+        elif (
+            manifest_kind not in RUNTIME_KINDS
+            or str(inner_table(manifest_item, "metadata").get("name")) not in used_runtime_names
+        ):
+            yield from _container_servers(manifest_item, (), manifest_kind, server_finder)
 
 
 # ---- compose files
@@ -117,29 +126,31 @@ def _compose_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a Docker Compose file."""
-    expand_variables = expander(server_finder.where, variables)
-    for name, service in config["services"].items():
-        if not isinstance(service, Mapping):
+    expand_variables = variable_expander(server_finder.where, variables)
+    for service_name, service_table in config["services"].items():
+        if not isinstance(service_table, Mapping):
             continue
-        place_in_file = f"services.{one_line(str(name))[:60]}"
-        text = {
-            key: _expand_variables(service.get(key), expand_variables)
-            for key in (*COMMAND_KEYS, "environment", "image", "volumes")
+        place_in_file = f"services.{one_line(str(service_name))[:60]}"
+        expanded_fields = {
+            field_key: _expand_variables(service_table.get(field_key), expand_variables)
+            for field_key in (*COMMAND_KEYS, "environment", "image", "volumes")
         }
-        volumes = text["volumes"] if isinstance(text["volumes"], list) else []
-        devices = inner_table(service, "deploy", "resources", "reservations").get("devices")
+        volumes = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
+        devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
             words=tuple(
-                word for key in ("entrypoint", "command") for word in _command_words(text[key], server_finder.where)
+                command_part
+                for field_key in ("entrypoint", "command")
+                for command_part in _command_words(expanded_fields[field_key], server_finder.where)
             ),
-            image=str(text["image"] or ""),
-            env=_environment_variables(text["environment"]),
+            image=str(expanded_fields["image"] or ""),
+            env=_environment_variables(expanded_fields["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
-            mounts={folder: source for volume in volumes for folder, source in mount_of(volume).items()},
+            mounts={folder: host_folder for volume in volumes for folder, host_folder in mount_of(volume).items()},
         )
-        words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
-        yield from server_finder.in_words(replace(container, words=words))
+        command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
+        yield from server_finder.in_words(replace(container, words=command_words))
 
 
 DOLLAR_MARK = "\ue024"
@@ -149,27 +160,31 @@ _LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
 """A `$` that begins no variable of a compose file, as in `"$@"`; it stays for the container's shell (compose-go)."""
 
 
-def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any:
+def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
-    if isinstance(value, str):
-        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, value.replace("$$", DOLLAR_MARK)))
-    if isinstance(value, Mapping):
-        return {key: _expand_variables(element, expand_variables) for key, element in value.items()}
-    return [_expand_variables(element, expand_variables) for element in value] if isinstance(value, list) else value
+    if isinstance(manifest_value, str):
+        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, manifest_value.replace("$$", DOLLAR_MARK)))
+    if isinstance(manifest_value, Mapping):
+        return {key: _expand_variables(inner_value, expand_variables) for key, inner_value in manifest_value.items()}
+    return (
+        [_expand_variables(inner_value, expand_variables) for inner_value in manifest_value]
+        if isinstance(manifest_value, list)
+        else manifest_value
+    )
 
 
-def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
+def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
     """Returns the number of accelerators that a compose service reserves; None if it reserves none."""
-    for device in devices if isinstance(devices, list) else ():
+    for device in reserved_devices if isinstance(reserved_devices, list) else ():
         if isinstance(device, Mapping):
-            ids = device.get("device_ids")
-            count = (
-                len(ids)
-                if isinstance(ids, list)
+            device_ids = device.get("device_ids")
+            device_count = (
+                len(device_ids)
+                if isinstance(device_ids, list)
                 else accelerator_count(device.get("count"), f"{name_in_errors}: count")
             )
-            if count is not None:
-                return count
+            if device_count is not None:
+                return device_count
     return None
 
 
@@ -180,95 +195,108 @@ def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
-    gpus = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
-    counts = {count for _, count in gpus}
+    alternatives = _task_accelerators(inner_table(config, "resources").get("accelerators"))
+    gpu, accelerator_count = alternatives[0] if len(alternatives) == 1 else ("", None)
+    accelerator_counts = {alternative_count for _, alternative_count in alternatives}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
-    if len(counts) == 1:
-        number = counts.pop()
-        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
+    if len(accelerator_counts) == 1:
+        accelerator_count = accelerator_counts.pop()
+        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(accelerator_count))
     setup_script = config.get("setup")
     versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
-    container = Container("run", image="script", gpu=gpu, gpus=number)
+    container = Container("run", image="script", gpu=gpu, gpus=accelerator_count)
     for started_server in server_finder.in_script(config["run"], env, (), container):
         yield started_server.with_version_of(versions)
 
 
-def _task_accelerators(value: Any) -> list[tuple[str, int]]:
+def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
-    if isinstance(value, Mapping):
-        return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
-    texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    name_and_count = [str(text).partition(":") for text in texts[:20]]
+    if isinstance(accelerators, Mapping):
+        return [
+            (str(accelerator_name), count_text if type(count_text) is int else 1)
+            for accelerator_name, count_text in accelerators.items()
+        ][:20]
+    accelerator_texts = (
+        accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
+    )
+    name_and_count = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
     return [
-        (name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in name_and_count
+        (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[0-9]{1,4}", count_text) else 1)
+        for accelerator_name, _, count_text in name_and_count
     ]
 
 
 # ---- Kubernetes and its operators
 
 
-def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
+def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for name, text in inner_table(item, "data").items():
-        if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
+    for script_name, script_text in inner_table(config_map, "data").items():
+        if isinstance(script_text, str) and str(script_name).endswith((".sh", ".bash")) and starts_server(script_text):
             yield from server_finder.in_script(
-                text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script")
+                script_text, {}, (), Container(f"data.{one_line(str(script_name))[:60]}", image="script")
             )
 
 
 def _inference_service_with_runtime(
-    item: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
+    inference_service: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = inner_table(item, "spec", "predictor", "model")
+    model = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
-            args = [
+            joined_arguments = [
                 *_command_words(container.get("args"), server_finder.where),
                 *_command_words(model.get("args"), server_finder.where),
             ]
-            env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
-            joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            outer_tables = item, inner_table(item, "spec", "predictor"), model
+            joined_variables = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
+            joined_container = {
+                **container,
+                "args": joined_arguments,
+                "env": joined_variables,
+                "resources": model.get("resources", {}),
+            }
+            outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model
             yield from _servers_of_container(joined_container, outer_tables, "InferenceService", server_finder)
             return
 
 
-def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
+def _llm_inference_service(
+    inference_service: Mapping[str, Any], server_finder: ServerFinder
+) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_container_servers(item, (), "LLMInferenceService", server_finder))
+    servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
     yield from servers
     if servers:
         return
-    spec = inner_table(item, "spec")
-    for place_in_file, table in (
+    spec = inner_table(inference_service, "spec")
+    for place_in_file, pod_table in (
         ("LLMInferenceService", spec),
         ("LLMInferenceService.prefill", inner_table(spec, "prefill")),
     ):
-        containers = inner_table(table, "template").get("containers")
+        containers = inner_table(pod_table, "template").get("containers")
         main_table = (
             next((container_table for container_table in containers if isinstance(container_table, Mapping)), {})
             if isinstance(containers, list)
             else {}
         )
-        if table:
-            tables = (item, spec, table, main_table)
+        if pod_table:
+            container_tables = (inference_service, spec, pod_table, main_table)
             container = Container(
                 place=place_in_file,
-                words=("vllm", "serve", _hub_model(tables), *_adapter_flags(tables)),
+                words=("vllm", "serve", _hub_model(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
                 env=_environment_variables(main_table.get("env")),
-                gpu=_node_accelerator(tables),
-                gpus=_accelerator_limit(tables, f"{server_finder.where}: {place_in_file}"),
-                sizes=_parallel_sizes(tables),
+                gpu=_node_accelerator(container_tables),
+                gpus=_accelerator_limit(container_tables, f"{server_finder.where}: {place_in_file}"),
+                sizes=_parallel_sizes(container_tables),
             )
             yield from server_finder.in_words(container)
 
 
 def _container_servers(
-    table: Mapping[str, Any],
+    manifest_table: Mapping[str, Any],
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
@@ -278,191 +306,201 @@ def _container_servers(
         raise InputError(
             f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST_NESTING} tables"
         )
-    named_server = table_of_engine(table)
+    named_server = server_of_table(manifest_table)
     if named_server is not None:
-        gpu = named_server.gpu or _node_accelerator((*outer_tables, table))
+        gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
         yield from server_finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
-        any(key in table for key in COMMAND_KEYS)
-        or (isinstance(table.get("image"), str) and outer_tables)
-        or (_implied_engine((table,)) and _hub_model((table,)))
+        any(table_key in manifest_table for table_key in COMMAND_KEYS)
+        or (isinstance(manifest_table.get("image"), str) and outer_tables)
+        or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
     ):
-        servers = list(_servers_of_container(table, outer_tables, place_in_file, server_finder))
+        servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
         if servers:
             yield from servers
             return
-    for key, value in table.items():
-        if key in SKIPPED_KEYS:
+    for table_key, table_value in manifest_table.items():
+        if table_key in SKIPPED_KEYS:
             continue
-        if key in YAML_TEXT_KEYS and isinstance(value, str):
-            value = parse_yaml(value, f"{server_finder.where}: {key}")
-        tables = value if isinstance(value, list) else [value]
-        for i, element in enumerate(tables):
-            if isinstance(element, Mapping):
-                index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
-                name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _container_servers(element, (*outer_tables, table), name, server_finder)
+        if table_key in YAML_TEXT_KEYS and isinstance(table_value, str):
+            table_value = parse_yaml(table_value, f"{server_finder.where}: {table_key}")
+        inner_tables = table_value if isinstance(table_value, list) else [table_value]
+        for i, inner_element in enumerate(inner_tables):
+            if isinstance(inner_element, Mapping):
+                index_text = f"[{i}]" if isinstance(table_value, list) and len(table_value) > 1 else ""
+                inner_place = f"{place_in_file}.{one_line(str(table_key))[:60]}{index_text}".lstrip(".")
+                yield from _container_servers(
+                    inner_element, (*outer_tables, manifest_table), inner_place, server_finder
+                )
 
 
 def _servers_of_container(
-    table: Mapping[str, Any],
+    container_table: Mapping[str, Any],
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
 ) -> Iterator[StartedServer]:
     """Yields the servers that a container's table starts."""
-    tables = (*outer_tables, table)
-    env = _environment_variables(table.get("env"))
-    words = [
-        word
-        for key in ("command", "modelCommand", "start_command", "args")
-        for word in _command_words(table.get(key), server_finder.where)
+    all_tables = (*outer_tables, container_table)
+    env = _environment_variables(container_table.get("env"))
+    command_words = [
+        command_part
+        for command_key in ("command", "modelCommand", "start_command", "args")
+        for command_part in _command_words(container_table.get(command_key), server_finder.where)
     ]
     extra_arguments = env.get("VLLM_ADDITIONAL_ARGS", "")
-    added_words = (*_split_words(extra_arguments, server_finder.where), *(_adapter_flags(tables) if words else ()))
-    words = [_expand_container_variables(command_word, env) for command_word in (*words, *added_words)]
-    image = table.get("image")
+    added_words = (
+        *_split_words(extra_arguments, server_finder.where),
+        *(_adapter_flags(all_tables) if command_words else ()),
+    )
+    command_words = [_expand_container_variables(command_word, env) for command_word in (*command_words, *added_words)]
+    image_name = container_table.get("image")
     container = Container(
         place=_short_place(place_in_file),
-        words=tuple(words),
-        image=image if isinstance(image, str) else _container_image(tables),
+        words=tuple(command_words),
+        image=image_name if isinstance(image_name, str) else _container_image(all_tables),
         env=env,
-        gpu=_node_accelerator(tables),
-        gpus=_accelerator_limit(tables, f"{server_finder.where}: {_short_place(place_in_file)}"),
-        model=_hub_model(tables),
-        engine=_implied_engine(tables) or engine_of_flags(words),
-        sizes=_parallel_sizes(tables),
+        gpu=_node_accelerator(all_tables),
+        gpus=_accelerator_limit(all_tables, f"{server_finder.where}: {_short_place(place_in_file)}"),
+        model=_hub_model(all_tables),
+        engine=_implied_engine(all_tables) or engine_of_flags(command_words),
+        sizes=_parallel_sizes(all_tables),
     )
     yield from server_finder.in_words(container)
 
 
-def _short_place(location: str) -> str:
+def _short_place(key_path: str) -> str:
     """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
-    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", location)
-    return re.sub(r"\.{2,}", ".", short_place).strip(".") or location
+    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
+    return re.sub(r"\.{2,}", ".", short_place).strip(".") or key_path
 
 
-def _environment_variables(value: Any) -> dict[str, str]:
+def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
-    if isinstance(value, Mapping):
-        return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
+    if isinstance(environment_value, Mapping):
+        return {str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain(text)}
     env: dict[str, str] = {}
-    for element in value if isinstance(value, list) else ():
-        if isinstance(element, Mapping) and _is_plain(element.get("value")):
-            env[str(element.get("name"))] = str(element["value"])
-        elif isinstance(element, str) and "=" in element:
-            name, _, text = element.partition("=")
-            env[name] = text
-    return {name: text for name, text in env.items() if UNRESOLVED not in text}
+    for env_element in environment_value if isinstance(environment_value, list) else ():
+        if isinstance(env_element, Mapping) and _is_plain(env_element.get("value")):
+            env[str(env_element.get("name"))] = str(env_element["value"])
+        elif isinstance(env_element, str) and "=" in env_element:
+            variable_name, _, text = env_element.partition("=")
+            env[variable_name] = text
+    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED not in text}
 
 
-def _env_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _env_list(environment_value: Any) -> list[Any]:
+    return environment_value if isinstance(environment_value, list) else []
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+def _is_plain(manifest_value: Any) -> bool:
+    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)
 
 
-def _command_words(value: Any, name_in_errors: str) -> list[str]:
+def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
-    if isinstance(value, list):
-        return [str(element) for element in value if _is_plain(element) or isinstance(element, bool)]
-    if isinstance(value, str):
-        return list(NAMED_COMMANDS[value]) if value in NAMED_COMMANDS else _split_words(value, name_in_errors)
+    if isinstance(command, list):
+        return [str(word) for word in command if _is_plain(word) or isinstance(word, bool)]
+    if isinstance(command, str):
+        return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
 
 
-def _split_words(text: str, name_in_errors: str) -> list[str]:
+def _split_words(command_text: str, name_in_errors: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(command_text)
     except ValueError:
         raise InputError(
-            f"{name_in_errors}: '{one_line(text)[:60]}': a quote does not end; expected one that does"
+            f"{name_in_errors}: '{one_line(command_text)[:60]}': a quote does not end; expected one that does"
         ) from None
 
 
-def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
+def _expand_container_variables(command_word: str, env: Mapping[str, str]) -> str:
     """Returns a word in which `$(NAME)` is replaced by the container's variable, or marked as unresolved."""
-    if "$(" not in word:
-        return word
-    if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
-        raise InputError(f"'{one_line(word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
-    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
+    if "$(" not in command_word:
+        return command_word
+    if command_word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
+        raise InputError(f"'{one_line(command_word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
+    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), command_word)
 
 
 def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the container image in an outer table, as text or as `repository` and `tag`."""
-    for table in reversed(tables):
-        image = table.get("image")
+    for outer_table in reversed(tables):
+        image = outer_table.get("image")
         if isinstance(image, str):
             return image
         if isinstance(image, Mapping) and isinstance(image.get("repository"), str):
-            tag = image.get("tag")
-            return f"{image['repository']}:{tag}" if isinstance(tag, str) else str(image["repository"])
+            image_tag = image.get("tag")
+            return f"{image['repository']}:{image_tag}" if isinstance(image_tag, str) else str(image["repository"])
     return ""
 
 
 def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table names it."""
-    for table in reversed(tables):
-        selector = {**inner_table(table, "nodeSelector"), **inner_table(table, "template", "nodeSelector")}
-        for label in (*ACCELERATOR_LABELS, *MACHINE_LABELS):
-            if isinstance(selector.get(label), str):
-                return str(selector[label])
-        for label in (*ACCELERATOR_LABELS, "accelerator"):
-            if isinstance(table.get(label), str):
-                return str(table[label])
-        if isinstance(table.get(PROFILE_KEY), str):
-            return str(table[PROFILE_KEY]).partition(":")[0]
-        node_affinity = inner_table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_affinity_expressions(node_affinity), *_affinity_expressions(table)):
-            values = expression.get("values")
+    for outer_table in reversed(tables):
+        node_selector = {
+            **inner_table(outer_table, "nodeSelector"),
+            **inner_table(outer_table, "template", "nodeSelector"),
+        }
+        for label_name in (*ACCELERATOR_LABELS, *MACHINE_LABELS):
+            if isinstance(node_selector.get(label_name), str):
+                return str(node_selector[label_name])
+        for label_name in (*ACCELERATOR_LABELS, "accelerator"):
+            if isinstance(outer_table.get(label_name), str):
+                return str(outer_table[label_name])
+        if isinstance(outer_table.get(PROFILE_KEY), str):
+            return str(outer_table[PROFILE_KEY]).partition(":")[0]
+        node_affinity = inner_table(
+            outer_table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
+        )
+        for match_expression in (*_affinity_expressions(node_affinity), *_affinity_expressions(outer_table)):
+            label_values = match_expression.get("values")
             if (
-                expression.get("key") in (*ACCELERATOR_LABELS, *MACHINE_LABELS)
-                and isinstance(values, list)
-                and len(values) == 1
+                match_expression.get("key") in (*ACCELERATOR_LABELS, *MACHINE_LABELS)
+                and isinstance(label_values, list)
+                and len(label_values) == 1
             ):
-                return str(values[0])
+                return str(label_values[0])
     return ""
 
 
 def _affinity_expressions(node_affinity: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
     node_terms = node_affinity.get("nodeSelectorTerms")
-    for term in node_terms if isinstance(node_terms, list) else ():
-        for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
-            if isinstance(expression, Mapping):
-                yield expression
+    for node_term in node_terms if isinstance(node_terms, list) else ():
+        for match_expression in (node_term.get("matchExpressions") or ()) if isinstance(node_term, Mapping) else ():
+            if isinstance(match_expression, Mapping):
+                yield match_expression
 
 
 def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
     """Returns the largest number of accelerators of a container; None if no table limits it."""
-    for table in reversed(tables):
-        profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE_KEY, "")))
-        if profile is not None:
-            return int(profile[1])
-        for kind in ("limits", "requests"):
-            resources = inner_table(table, "resources", kind)
-            for name in GPU_RESOURCES:
-                count = accelerator_count(resources.get(name), f"{name_in_errors}: {name}")
-                if count is not None:
-                    return count
+    for outer_table in reversed(tables):
+        profile_match = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(outer_table.get(PROFILE_KEY, "")))
+        if profile_match is not None:
+            return int(profile_match[1])
+        for resource_kind in ("limits", "requests"):
+            resource_table = inner_table(outer_table, "resources", resource_kind)
+            for resource_name in GPU_RESOURCES:
+                limit = accelerator_count(resource_table.get(resource_name), f"{name_in_errors}: {resource_name}")
+                if limit is not None:
+                    return limit
     return None
 
 
 def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
-    for table in reversed(tables):
-        for owner in (
-            table,
-            inner_table(table, "model"),
-            inner_table(table, "modelArtifacts"),
-            inner_table(table, "storage"),
+    for outer_table in reversed(tables):
+        for address_table in (
+            outer_table,
+            inner_table(outer_table, "model"),
+            inner_table(outer_table, "modelArtifacts"),
+            inner_table(outer_table, "storage"),
         ):
-            for key in MODEL_KEYS:
-                match = MODEL_ADDRESS.fullmatch(str(owner.get(key, "")))
+            for model_key in MODEL_KEYS:
+                match = MODEL_ADDRESS.fullmatch(str(address_table.get(model_key, "")))
                 if match is not None:
                     return match[1]
     return ""
@@ -470,11 +508,11 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
-    for table in tables:
-        lora = inner_table(table, "model", "lora")
-        adapters = lora.get("adapters")
-        if isinstance(adapters, list) and adapters:
-            rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
+    for outer_table in tables:
+        lora_table = inner_table(outer_table, "model", "lora")
+        adapter_list = lora_table.get("adapters")
+        if isinstance(adapter_list, list) and adapter_list:
+            rank, most_adapters = lora_table.get("maxRank", 64), lora_table.get("maxAdapters", len(adapter_list))
             return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most_adapters}"]
     return []
 
@@ -482,18 +520,22 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine of a model format or framework name; empty for other names."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
-    for table in reversed(tables):
-        for name in (inner_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
-            if str(name).lower() in formats:
-                return formats[str(name).lower()]
+    for outer_table in reversed(tables):
+        for format_name in (
+            inner_table(outer_table, "modelFormat").get("name"),
+            outer_table.get("backendFramework"),
+            outer_table.get("engine"),
+        ):
+            if str(format_name).lower() in formats:
+                return formats[str(format_name).lower()]
     return ""
 
 
 def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the parallel sizes in a manifest's keys, outside of the server's command."""
-    sizes: dict[str, Any] = {}
-    for table in tables:
-        for key, value in inner_table(table, "parallelism").items():
-            if key in PARALLEL_SIZE_KEYS and _is_plain(value):
-                sizes[PARALLEL_SIZE_KEYS[key]] = str(value)
-    return sizes
+    parallel_sizes: dict[str, Any] = {}
+    for outer_table in tables:
+        for size_key, size_value in inner_table(outer_table, "parallelism").items():
+            if size_key in PARALLEL_SIZE_KEYS and _is_plain(size_value):
+                parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)
+    return parallel_sizes

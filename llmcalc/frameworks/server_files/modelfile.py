@@ -19,46 +19,51 @@ INSTRUCTIONS = frozenset(
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 
 
-def is_modelfile(text: str, name: str) -> bool:
+def is_modelfile(file_text: str, file_name: str) -> bool:
     """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or script."""
-    if not re.search(r"^[ \t]*FROM[ \t]+\S", text, re.IGNORECASE | re.MULTILINE):
+    if not re.search(r"^[ \t]*FROM[ \t]+\S", file_text, re.IGNORECASE | re.MULTILINE):
         return False
-    lines = [
-        line for line in _without_quoted_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")
+    instruction_lines = [
+        text_line
+        for text_line in _without_quoted_texts(file_text).split("\n")
+        if text_line.strip() and not text_line.lstrip().startswith("#")
     ]
-    matches = [_INSTRUCTION.match(line) for line in lines]
-    has_file_name = "modelfile" in name.rpartition("/")[2].lower()
-    has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
+    instruction_matches = [_INSTRUCTION.match(text_line) for text_line in instruction_lines]
+    has_file_name = "modelfile" in file_name.rpartition("/")[2].lower()
+    has_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in instruction_matches)
     return has_instructions and (
-        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in matches)
+        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in instruction_matches)
     )
 
 
-def _without_quoted_texts(text: str) -> str:
+def _without_quoted_texts(modelfile_text: str) -> str:
     """Removes quoted texts, possibly over several lines, from a Modelfile."""
-    text = re.sub(r'"""[\s\S]*?"""', '""', text)
-    return re.sub(r'"[^"]*"', '""', text)
+    modelfile_text = re.sub(r'"""[\s\S]*?"""', '""', modelfile_text)
+    return re.sub(r'"[^"]*"', '""', modelfile_text)
 
 
-def server_in_modelfile(text: str, name_in_errors: str, container: Container) -> StartedServer:
+def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Container) -> StartedServer:
     """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without a value."""
     program = program_named("ollama")
     assert program is not None
-    model, arguments = "", []
-    for number, line in enumerate(_without_quoted_texts(text).split("\n"), 1):
-        match = _INSTRUCTION.match(line)
-        if match is None or line.lstrip().startswith("#"):
+    model, option_words = "", []
+    for line_number, text_line in enumerate(_without_quoted_texts(modelfile_text).split("\n"), 1):
+        match = _INSTRUCTION.match(text_line)
+        if match is None or text_line.lstrip().startswith("#"):
             continue
         instruction, instruction_value = match[1].lower(), match[2].strip()
         if instruction == "from":
             model = instruction_value
         elif instruction == "adapter":
-            raise InputError(f"{name_in_errors}: line {number}: ADAPTER: adapters are not modelled; remove the line")
+            raise InputError(
+                f"{name_in_errors}: line {line_number}: ADAPTER: adapters are not modelled; remove the line"
+            )
         elif instruction == "parameter":
-            name, _, value = instruction_value.partition(" ")
-            if not value.strip():
+            parameter_name, _, parameter_value = instruction_value.partition(" ")
+            if not parameter_value.strip():
                 raise InputError(
-                    f"{name_in_errors}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing"
+                    f"{name_in_errors}: line {line_number}: PARAMETER {one_line(parameter_name)[:40]}: "
+                    "the value is missing"
                 )
-            arguments.append(f"--{name.lower()}={value.strip()}")
-    return StartedServer(ServerStart(program, tuple(arguments), model), container)
+            option_words.append(f"--{parameter_name.lower()}={parameter_value.strip()}")
+    return StartedServer(ServerStart(program, tuple(option_words), model), container)

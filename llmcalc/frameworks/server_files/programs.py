@@ -167,15 +167,15 @@ def program_named(engine: str) -> ServerProgram | None:
     return next((program for program in PROGRAMS if program.engine == engine), None)
 
 
-def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
+def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
     """Returns the server start in a command of a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(command_words), LONGEST_PREFIX)):
-        start = _start_at_word(command_words, i, image)
-        if start is not None:
-            return start
+        server_start = _start_at_word(command_words, i, image)
+        if server_start is not None:
+            return server_start
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if launcher_matches:
         program = program_named(launcher_matches[0][1])
@@ -196,66 +196,73 @@ def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | Non
     return None
 
 
-def _is_model(word: str) -> bool:
+def _is_model(command_word: str) -> bool:
     """Whether a word may name a model: on Hugging Face, in a folder of models, or in a variable of the script."""
-    if is_unresolved(word):
+    if is_unresolved(command_word):
         return True
-    return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
+    return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", command_word) is not None and not command_word.startswith(
+        ("/bin/", "/usr/")
+    )
 
 
-def program_of_image(image: str) -> ServerProgram | None:
+def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
-    name = image.lower().partition("@")[0]
-    return next((program for program in PROGRAMS if any(image_part in name for image_part in program.images)), None)
+    image_name = image_reference.lower().partition("@")[0]
+    return next(
+        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
+    )
 
 
-def version_of_image(image: str) -> str:
+def version_of_image(image_name: str) -> str:
     """Returns the engine version in a container image's tag; empty without a version."""
-    if OTHER_VERSIONS.search(image):
+    if OTHER_VERSIONS.search(image_name):
         return ""
-    program = program_of_image(image)
-    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", tag)
+    program = program_of_image(image_name)
+    image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", image_tag)
     return "" if match is None else match[1]
 
 
 def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start at word number `i` of a command; None for another word."""
-    word = command_words[i]
+    command_word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
-    if word in ("-m", "--module") and i:
+    if command_word in ("-m", "--module") and i:
         return _start_of_module(next_word, tuple(command_words[i + 2 :]))
-    if word.endswith(".py"):
-        name = word.removesuffix(".py").replace("/", ".")
-        module = next(
+    if command_word.endswith(".py"):
+        program_name = command_word.removesuffix(".py").replace("/", ".")
+        python_module = next(
             (
-                candidate
+                module_program
                 for program in PROGRAMS
-                for candidate in program.modules
-                if name.endswith(f".{candidate}") or name == candidate
+                for module_program in program.modules
+                if program_name.endswith(f".{module_program}") or program_name == module_program
             ),
             "",
         )
-        return _start_of_module(module, tuple(command_words[i + 1 :])) if module else None
-    name = word.rpartition("/")[2].removesuffix(".exe")
+        return _start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
+    program_name = command_word.rpartition("/")[2].removesuffix(".exe")
     for program in PROGRAMS:
-        for command in sorted(program.commands, key=len, reverse=True):
-            first_word, _, second_word = command.partition(" ")
+        for command_name in sorted(program.commands, key=len, reverse=True):
+            first_word, _, second_word = command_name.partition(" ")
             if second_word:
-                is_command, arguments_start = name == first_word and next_word == second_word, i + 2
+                is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
             else:
-                is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
+                is_command, arguments_start = (
+                    program_name == first_word or command_word.endswith(f"/{first_word}"),
+                    i + 1,
+                )
             if is_command:
                 return ServerStart(
-                    _fork_of(program, f"{image} {word}".lower(), command_words[arguments_start:]),
+                    _fork_of(program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None
 
 
-def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | None:
+def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    program = next((program for program in PROGRAMS if module in program.modules), None)
+    program = next((program for program in PROGRAMS if python_module in program.modules), None)
     if program is None:
         return None
     if arguments[:1] == ("serve",):

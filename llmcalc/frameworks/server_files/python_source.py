@@ -14,9 +14,9 @@ from typing import Any
 
 from ...errors import InputError
 from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
-from ..launch.shell_words import NoShellText
+from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
-from .engine_tables import table_of_engine
+from .engine_tables import server_of_table
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, StartedServer
 
@@ -39,33 +39,38 @@ GPU_ARGUMENT = "gpu"
 """The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
 
 
-def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[StartedServer]:
+def servers_in_python(
+    source_text: str, server_finder: ServerFinder, variables: Mapping[str, str]
+) -> Iterator[StartedServer]:
     """Yields the servers that a Python file starts. server_finder: the caller. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
-    syntax_tree = parse_python(text, server_finder.where)
-    nodes = list(ast.walk(syntax_tree))
-    if len(nodes) > MOST_NODES:
-        raise InputError(f"{server_finder.where}: {len(nodes):,} parts of Python; expected at most {MOST_NODES:,}")
-    reader = _Evaluator(syntax_tree, variables)
-    number = 0
-    versions = versions_in(text)
-    for started_server in reader.servers(server_finder):
-        number += 1
+    syntax_tree = parse_python(source_text, server_finder.where)
+    syntax_nodes = list(ast.walk(syntax_tree))
+    if len(syntax_nodes) > MOST_NODES:
+        raise InputError(
+            f"{server_finder.where}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
+        )
+    evaluator = _Evaluator(syntax_tree, variables)
+    server_count = 0
+    versions = versions_in(source_text)
+    for started_server in evaluator.servers(server_finder):
+        server_count += 1
         yield started_server.with_version_of(versions)
-    if number:
+    if server_count:
         return
-    imported = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    for node in nodes:
+    modules_by_name = {
+        alias.name: node.module for node in syntax_nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    for node in syntax_nodes:
         if not isinstance(node, ast.Call):
             continue
-        name = dotted(node.func)
-        if name in ENGINE_CLASSES and str(imported.get(name, "")).split(".")[0] == ENGINE_CLASSES[name]:
+        callee = dotted(node.func)
+        if callee in ENGINE_CLASSES and str(modules_by_name.get(callee, "")).split(".")[0] == ENGINE_CLASSES[callee]:
             raise InputError(
-                f"{server_finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults "
-                "are not "
-                "those of a server; expected the flags beside --engine vllm"
+                f"{server_finder.where}: line {node.lineno}: {callee}(…) starts vLLM inside a program, whose "
+                "defaults are not those of a server; expected the flags beside --engine vllm"
             )
 
 
@@ -82,21 +87,23 @@ class _Evaluator:
         outer_names = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
-            for function in functions:
-                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for function_node in functions:
+                if isinstance(function_node, ast.FunctionDef | ast.AsyncFunctionDef):
                     self.names = dict(outer_names)
                     container = self._container_of(
-                        [*function.decorator_list, *getattr(statement, "decorator_list", [])]
+                        [*function_node.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
-                    yield from self._servers_in_statements(function.body, container, server_finder)
+                    yield from self._servers_in_statements(function_node.body, container, server_finder)
 
     def _container_of(self, decorators: list[ast.expr]) -> Container:
         """Returns a container with the accelerators that Modal's decorators state."""
         for decorator in decorators:
             for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
                 if keyword.arg == GPU_ARGUMENT:
-                    gpu, _, number = str(self.evaluate(keyword.value)).partition(":")
-                    return Container("", gpu=gpu.rstrip("!"), gpus=int(number) if number.isdecimal() else 1)
+                    gpu, _, accelerator_count = str(self.evaluate(keyword.value)).partition(":")
+                    return Container(
+                        "", gpu=gpu.rstrip("!"), gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1
+                    )
         return Container("")
 
     def _servers_in_statements(
@@ -120,128 +127,138 @@ class _Evaluator:
             if variable and _is_command(self.names.get(variable)):
                 commands[variable] = statement.lineno
             for call in (node for node in _direct_calls(statement)):
-                table = self._configuration_arguments(call)
-                named_server = None if table is None else table_of_engine(table)
+                argument_table = self._configuration_arguments(call)
+                named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
                     yield from server_finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
                 for argument in call.args[:1]:
-                    value = self.evaluate(argument)
-                    if _is_command(value) and not isinstance(argument, ast.Name):
-                        yield from self._servers_of_command(value, container, call.lineno, server_finder)
+                    argument_value = self.evaluate(argument)
+                    if _is_command(argument_value) and not isinstance(argument, ast.Name):
+                        yield from self._servers_of_command(argument_value, container, call.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
                 yield from self._servers_in_statements(inner_body, container, server_finder, depth + 1)
-        for variable, line in commands.items():
+        for variable, line_number in commands.items():
             if _is_command(self.names[variable]):
-                yield from self._servers_of_command(self.names[variable], container, line, server_finder)
+                yield from self._servers_of_command(self.names[variable], container, line_number, server_finder)
 
     def _servers_of_command(
-        self, value: Any, container: Container, line: int, server_finder: ServerFinder
+        self, command_value: Any, container: Container, line_number: int, server_finder: ServerFinder
     ) -> Iterator[StartedServer]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
-        located_container = replace(container, place=f"line {line}")
-        if isinstance(value, str):
+        located_container = replace(container, place=f"line {line_number}")
+        if isinstance(command_value, str):
             script_container = replace(located_container, image="script")
             try:
-                yield from server_finder.in_script(value, self.variables, (), script_container)
-            except NoShellText:
+                yield from server_finder.in_script(command_value, self.variables, (), script_container)
+            except UnsplittableText:
                 return  # a text for people that names a server
         else:
-            words = [_word_of_value(element) for element in value[:MOST_WORDS]]
-            yield from server_finder.in_words(replace(located_container, words=words))
+            command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]
+            yield from server_finder.in_words(replace(located_container, words=command_words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
-        table = {keyword.arg: self.evaluate(keyword.value) for keyword in call.keywords if keyword.arg}
-        return {name: _with_marks(value) for name, value in table.items()}
+        keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call.keywords if keyword.arg}
+        return {argument_name: _with_marks(argument_value) for argument_name, argument_value in keyword_values.items()}
 
-    def evaluate(self, node: ast.expr, depth: int = 0) -> Any:
+    def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
         if depth > DEEPEST:
             return Unknown("…")
-        if isinstance(node, ast.Dict):
-            keys_and_values = zip(node.keys, node.values, strict=True)
+        if isinstance(syntax_node, ast.Dict):
+            keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
             return {
-                str(self.evaluate(key, depth + 1)): self.evaluate(element, depth + 1)
-                for key, element in keys_and_values
-                if key is not None
+                str(self.evaluate(key_node, depth + 1)): self.evaluate(element_node, depth + 1)
+                for key_node, element_node in keys_and_values
+                if key_node is not None
             }
-        if isinstance(node, ast.List | ast.Tuple):
-            return [element for text_node in node.elts[:MOST_WORDS] for element in self._list_items(text_node, depth)]
-        if isinstance(node, ast.JoinedStr):
+        if isinstance(syntax_node, ast.List | ast.Tuple):
+            return [
+                element_node
+                for text_node in syntax_node.elts[:MOST_WORDS]
+                for element_node in self._list_items(text_node, depth)
+            ]
+        if isinstance(syntax_node, ast.JoinedStr):
             text_values = [
-                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
+                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node
+                for text_node in syntax_node.values
             ]
             return "".join(_word_of_value(self.evaluate(text_node, depth + 1)) for text_node in text_values)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _add_values(self.evaluate(node.left, depth + 1), self.evaluate(node.right, depth + 1))
-        if isinstance(node, ast.IfExp):
-            test = self.evaluate(node.test, depth + 1)
-            chosen_node = node.body if test else node.orelse
-            return Unknown("if") if isinstance(test, Unknown) else self.evaluate(chosen_node, depth + 1)
-        if isinstance(node, ast.Call):
-            return self._call_result(node, depth)
-        return value_of(node, self.names, depth)
+        if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
+            return _add_values(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
+        if isinstance(syntax_node, ast.IfExp):
+            test_result = self.evaluate(syntax_node.test, depth + 1)
+            chosen_node = syntax_node.body if test_result else syntax_node.orelse
+            return Unknown("if") if isinstance(test_result, Unknown) else self.evaluate(chosen_node, depth + 1)
+        if isinstance(syntax_node, ast.Call):
+            return self._call_result(syntax_node, depth)
+        return value_of(syntax_node, self.names, depth)
 
     def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
         if not isinstance(list_node, ast.Starred):
             return [self.evaluate(list_node, depth + 1)]
-        value = self.evaluate(list_node.value, depth + 1)
-        return value if isinstance(value, list) else [Unknown("*…")]
+        list_value = self.evaluate(list_node.value, depth + 1)
+        return list_value if isinstance(list_value, list) else [Unknown("*…")]
 
     def _call_result(self, call: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
-        name, arguments = dotted(call.func), [self.evaluate(element, depth + 1) for element in call.args[:3]]
-        if name == "dict":
+        function_name, argument_values = (
+            dotted(call.func),
+            [self.evaluate(argument_node, depth + 1) for argument_node in call.args[:3]],
+        )
+        if function_name == "dict":
             return {keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
-        if name == "str" and len(arguments) == 1:
-            return _word_of_value(arguments[0])
-        if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
-            return json.dumps(_with_marks(arguments[0]))
-        if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
-            return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
+        if function_name == "str" and len(argument_values) == 1:
+            return _word_of_value(argument_values[0])
+        if function_name == "json.dumps" and len(argument_values) == 1 and not isinstance(argument_values[0], Unknown):
+            return json.dumps(_with_marks(argument_values[0]))
+        if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
+            return self.variables.get(
+                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else Unknown("$")
+            )
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(argument_values) == 1:
             separator = self.evaluate(call.func.value, depth + 1)
-            if isinstance(separator, str) and isinstance(arguments[0], list):
-                return separator.join(map(_word_of_value, arguments[0]))
+            if isinstance(separator, str) and isinstance(argument_values[0], list):
+                return separator.join(map(_word_of_value, argument_values[0]))
         return value_of(call, self.names, depth)
 
 
-def _word_of_value(value: Any) -> str:
+def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
-    return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
+    return unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, Unknown) else str(evaluated_value)
 
 
-def _with_marks(value: Any) -> Any:
+def _with_marks(evaluated_value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
-    if isinstance(value, dict):
-        return {key: _with_marks(element) for key, element in value.items()}
-    if isinstance(value, list):
-        return [_with_marks(element) for element in value]
-    return _word_of_value(value) if isinstance(value, Unknown) else value
+    if isinstance(evaluated_value, dict):
+        return {key: _with_marks(inner_value) for key, inner_value in evaluated_value.items()}
+    if isinstance(evaluated_value, list):
+        return [_with_marks(inner_value) for inner_value in evaluated_value]
+    return _word_of_value(evaluated_value) if isinstance(evaluated_value, Unknown) else evaluated_value
 
 
-def _add_values(left: Any, right: Any) -> Any:
+def _add_values(left_value: Any, right_value: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
-    if isinstance(left, list):
-        return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
-    if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
-        return left + _word_of_value(right)[:LONGEST_TEXT]
-    if type(left) is int and type(right) is int:
-        return left + right
+    if isinstance(left_value, list):
+        return [*left_value, *(right_value if isinstance(right_value, list) else [Unknown("…")])][:MOST_WORDS]
+    if isinstance(left_value, str) and isinstance(right_value, str | Unknown) and len(left_value) < LONGEST_TEXT:
+        return left_value + _word_of_value(right_value)[:LONGEST_TEXT]
+    if type(left_value) is int and type(right_value) is int:
+        return left_value + right_value
     return Unknown("…")
 
 
-def _is_command(value: Any) -> bool:
+def _is_command(evaluated_value: Any) -> bool:
     """Whether a value may be a command that starts a server: a list of words, or a text."""
-    if isinstance(value, str):
-        return starts_server(value) and " " in value.strip()
+    if isinstance(evaluated_value, str):
+        return starts_server(evaluated_value) and " " in evaluated_value.strip()
     return (
-        isinstance(value, list)
-        and len(value) > 1
-        and any(isinstance(word, str) and starts_server(word) for word in value[:4])
+        isinstance(evaluated_value, list)
+        and len(evaluated_value) > 1
+        and any(isinstance(command_word, str) and starts_server(command_word) for command_word in evaluated_value[:4])
     )
 
 
@@ -254,30 +271,30 @@ def _assigned_name(statement: ast.stmt) -> str:
 
 def _is_extension(statement: ast.stmt) -> bool:
     """Whether a statement adds items to a list: `words.extend([…])`, `words.append(…)`."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
+    extension_call = statement.value if isinstance(statement, ast.Expr) else None
     return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("extend", "append")
-        and len(call.args) == 1
+        isinstance(extension_call, ast.Call)
+        and isinstance(extension_call.func, ast.Attribute)
+        and extension_call.func.attr in ("extend", "append")
+        and len(extension_call.args) == 1
     )
 
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without calls in nested statements."""
-    nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
-    while nodes:
-        node = nodes.pop()
+    pending_nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if isinstance(node, ast.Call):
             yield node
-        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+        pending_nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
     """Yields the bodies of `with`, `if`, `for` and `try`, in order."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
-    for name in ("body", "orelse", "finalbody"):
-        inner_body = getattr(statement, name, None)
+    for body_field in ("body", "orelse", "finalbody"):
+        inner_body = getattr(statement, body_field, None)
         if isinstance(inner_body, list):
             yield inner_body

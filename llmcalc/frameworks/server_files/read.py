@@ -71,12 +71,12 @@ def engines_of(path: str | Path) -> list[str]:
         started_servers = list(_servers_in_file(path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
-    names = dict.fromkeys(server.start.program.engine for server in started_servers)
-    return [name for name in names if name in FOLDERS]
+    engine_names = dict.fromkeys(server.start.program.engine for server in started_servers)
+    return [engine_name for engine_name in engine_names if engine_name in FOLDERS]
 
 
 def servers_of_text(
-    text: str,
+    file_text: str,
     typed_path: TypedLaunch,
     allow_unknown: bool = False,
     folder: Path | None = None,
@@ -90,7 +90,7 @@ def servers_of_text(
     """
     name_in_errors = typed_path.path
     servers: list[LaunchedServer] = []
-    for started_server in _find_servers(text, typed_path, folder):
+    for started_server in _find_servers(file_text, typed_path, folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, folder, typed_flags)
@@ -105,44 +105,49 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in servers:
-        key = repr(replace(server, place="", env={}, notes=()))
-        first_server = distinct_servers.setdefault(key, server)
+        server_text = repr(replace(server, place="", env={}, notes=()))
+        first_server = distinct_servers.setdefault(server_text, server)
         if first_server is not server:
-            note = f"{server.place} starts the same server"
-            distinct_servers[key] = replace(first_server, notes=(*first_server.notes, note))
+            copy_note = f"{server.place} starts the same server"
+            distinct_servers[server_text] = replace(first_server, notes=(*first_server.notes, copy_note))
     return list(distinct_servers.values())
 
 
-def _is_worker(start: ServerStart) -> bool:
+def _is_worker(server_start: ServerStart) -> bool:
     """Whether a command joins a server on another machine, and so starts no separate server."""
-    text = " ".join(start.arguments)
-    return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
+    argument_text = " ".join(server_start.arguments)
+    return (
+        re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", argument_text)
+        is not None
+    )
 
 
 # ---- kinds of files
 
 
-def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
+def _find_servers(file_text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
     name_in_errors, shell = typed_path.path, Container("")
     server_finder = ServerFinder(name_in_errors)
-    name = name_in_errors.rpartition("/")[2].lower()
-    if is_modelfile(text, name):
-        yield server_in_modelfile(text, name_in_errors, shell)
+    file_name = name_in_errors.rpartition("/")[2].lower()
+    if is_modelfile(file_text, file_name):
+        yield server_in_modelfile(file_text, name_in_errors, shell)
         return
-    is_tables = name.endswith((".yaml", ".yml", ".json")) or (SERVER_KEYS.search(text) is not None and text[:2] != "#!")
+    is_tables = file_name.endswith((".yaml", ".yml", ".json")) or (
+        SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
+    )
     if not is_tables:
-        if name.endswith(".py"):
-            if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATION_CALLS):
-                yield from servers_in_python(text, server_finder, typed_path.variables)
+        if file_name.endswith(".py"):
+            if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
+                yield from servers_in_python(file_text, server_finder, typed_path.variables)
             return
-        if not starts_server(text) or name.endswith(".toml"):
+        if not starts_server(file_text) or file_name.endswith(".toml"):
             return
-        yield from server_finder.in_script(text, typed_path.variables, typed_path.arguments, shell)
+        yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell)
         return
     variables = {**_read_env_file(folder), **typed_path.variables}
     documents = []
-    for document in _yaml_documents(text, name_in_errors):
+    for document in _yaml_documents(file_text, name_in_errors):
         try:
             documents.append(
                 parse_braces(document, name_in_errors)
@@ -150,9 +155,9 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
                 else parse_yaml(document, name_in_errors)
             )
         except (InputError, MissingExtra):
-            if not SERVER_KEYS.search(text) and not starts_server(text):
+            if not SERVER_KEYS.search(file_text) and not starts_server(file_text):
                 return
-            if "{{" in text:
+            if "{{" in file_text:
                 raise InputError(
                     f"{name_in_errors}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
@@ -163,9 +168,11 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
         yield from _bare_configuration(documents[0])
 
 
-def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
+def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
-    documents = [document for document in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if document.strip()]
+    documents = [
+        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
+    ]
     if len(documents) > MOST_DOCUMENTS:
         raise InputError(f"{name_in_errors}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
     return documents
@@ -173,30 +180,32 @@ def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
 
 def _read_env_file(folder: Path | None) -> dict[str, str]:
     """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
-    path = None if folder is None else folder / ".env"
-    if path is None or not path.is_file():
+    env_path = None if folder is None else folder / ".env"
+    if env_path is None or not env_path.is_file():
         return {}
-    lines = (line.strip().removeprefix("export ") for line in read_text(path, LARGEST).split("\n"))
-    names_and_values = (line.partition("=") for line in lines if re.match(r"[A-Za-z_]\w*=", line))
-    return {name: value.strip().strip("'\"") for name, _, value in names_and_values}
+    assignments = (env_line.strip().removeprefix("export ") for env_line in read_text(env_path, LARGEST).split("\n"))
+    names_and_values = (env_line.partition("=") for env_line in assignments if re.match(r"[A-Za-z_]\w*=", env_line))
+    return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
 
-def _bare_configuration(config: Any) -> Iterator[StartedServer]:
+def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
     """Yields the server of a config file without a command, if all keys are flags of one engine."""
-    if isinstance(config, Mapping):
-        name = engine_of_flags(
+    if isinstance(config_file, Mapping):
+        engine_name = engine_of_flags(
             [
                 f"--{key}.{inner_key}"
-                for key, table in config.items()
-                if isinstance(table, Mapping)
-                for inner_key in table
+                for key, config_table in config_file.items()
+                if isinstance(config_table, Mapping)
+                for inner_key in config_table
             ]
-            + [f"--{key}" for key, value in config.items() if not isinstance(value, Mapping)]
+            + [f"--{key}" for key, value in config_file.items() if not isinstance(value, Mapping)]
         )
-        program = program_named(name)
+        program = program_named(engine_name)
         if program is not None and program.config_flags:
-            words = tuple(words_of_tables(config, flags_by_spelling(reversed(flags_of(program, engine(name))))))
-            yield StartedServer(ServerStart(program, words), Container(""))
+            command_words = tuple(
+                words_of_tables(config_file, flags_by_spelling(reversed(flags_of(program, engine(engine_name)))))
+            )
+            yield StartedServer(ServerStart(program, command_words), Container(""))
 
 
 # ---- servers
@@ -211,31 +220,35 @@ def _read_server(
 ) -> LaunchedServer:
     """Returns a server with parsed flags. Raises `InputError` for an unmodelled engine."""
     start, container = started_server.start, started_server.container
-    location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
-    name = start.program.engine
-    if name not in FOLDERS:
+    server_location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
+    engine_name = start.program.engine
+    if engine_name not in FOLDERS:
         raise InputError(
-            f"{location}: starts a server of {name}, which is not modelled; expected one of {', '.join(FOLDERS)}"
+            f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
+            f"{', '.join(FOLDERS)}"
         )
-    if name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
-        image = one_line(container.image)[:80]
+    if engine_name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
+        image_name = one_line(container.image)[:80]
         raise InputError(
-            f"{location}: {image} serves from CPUs, which is not modelled; expected an image for accelerators"
+            f"{server_location}: {image_name} serves from CPUs, which is not modelled; expected an image for "
+            "accelerators"
         )
-    engine_record = engine(name)
+    serving_engine = engine(engine_name)
     arguments = read_arguments(
         start.program,
-        engine_record,
+        serving_engine,
         (*_flags_of_variables(start.program, container.env), *start.arguments),
-        location,
+        server_location,
         _named_reader(name_in_errors, folder, started_server.files),
         allow_unknown,
         tuple(typed_flags),
     )
-    fields = {flag.names[0]: flag.field for flag in engine_record.known_flags() if not flag.names[0].startswith("-")}
-    environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
-    all_fields = {flag.field for flag in engine_record.known_flags()}
-    sizes = {field: value for field, value in container.sizes.items() if field in all_fields}
+    fields = {flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")}
+    environment_flags = {
+        field: container.env[engine_name] for engine_name, field in fields.items() if engine_name in container.env
+    }
+    all_fields = {flag.field for flag in serving_engine.known_flags()}
+    parallel_sizes = {field: size for field, size in container.sizes.items() if field in all_fields}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -243,11 +256,11 @@ def _read_server(
     return LaunchedServer(
         where=name_in_errors,
         place=container.place,
-        engine=name,
+        engine=engine_name,
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
-        values={**sizes, **environment_flags, **arguments.values},
-        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
+        values={**parallel_sizes, **environment_flags, **arguments.values},
+        env={variable: size[:200] for variable, size in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,
@@ -259,19 +272,21 @@ def _read_server(
 
 def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not program.variables or not any(name.startswith(program.variables) for name in env):
+    if not program.variables or not any(variable_name.startswith(program.variables) for variable_name in env):
         return
     flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
-    for name, value in env.items():
-        if name.startswith(program.variables):
-            word = name.removeprefix(program.variables).lower().replace("_", "-")
-            flag_spelling = f"--{FLAG_OF_VARIABLE.get(word, word)}"
+    for variable_name, variable_value in env.items():
+        if variable_name.startswith(program.variables):
+            flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")
+            flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             match = find_flag(flags_by_name, flag_spelling)
             is_switch = match is None or match.flag.kind == "switch"
-            if is_switch and value.lower() in OFF:
+            if is_switch and variable_value.lower() in OFF:
                 yield f"--no-{flag_spelling[2:]}"
             else:
-                yield flag_spelling if is_switch and value.lower() in ON else f"{flag_spelling}={value}"
+                yield (
+                    flag_spelling if is_switch and variable_value.lower() in ON else f"{flag_spelling}={variable_value}"
+                )
 
 
 ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
@@ -302,22 +317,23 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 """Names of variables that are not shown."""
 
 
-def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamedFile:
+def _named_reader(name_in_errors: str, folder: Path | None, written_files: Mapping[str, str]) -> ReadNamedFile:
     """Returns a function that reads a command's files, written by the script or beside the launch file."""
 
-    def read(name: str) -> str:
-        base_name = name.rpartition("/")[2]
-        file_text = files.get(name) or next(
-            (text for path, text in files.items() if path.endswith(f"/{base_name}")), None
+    def read(file_name: str) -> str:
+        base_name = file_name.rpartition("/")[2]
+        file_text = written_files.get(file_name) or next(
+            (written_text for file_path, written_text in written_files.items() if file_path.endswith(f"/{base_name}")),
+            None,
         )
         if file_text is not None:
             return file_text
-        paths = () if folder is None else (folder / name, folder / base_name)
-        path = next((path for path in paths if path.is_file()), None)
-        if path is None:
+        paths = () if folder is None else (folder / file_name, folder / base_name)
+        file_path = next((file_path for file_path in paths if file_path.is_file()), None)
+        if file_path is None:
             raise InputError(
-                f"{one_line(name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
+                f"{one_line(file_name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
             )
-        return read_text(path, LARGEST)
+        return read_text(file_path, LARGEST)
 
     return read

@@ -13,7 +13,7 @@ from ..launch.shell_words import Script
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile
-from .programs import PROGRAMS, ServerStart, program_named, program_of_image, start_of, version_of_image
+from .programs import PROGRAMS, ServerStart, program_named, program_of_image, server_start_of, version_of_image
 from .server import Container, StartedServer
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
@@ -25,9 +25,9 @@ MOST_SCRIPTS = 60
 """Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
 
 
-def starts_server(text: str) -> bool:
+def starts_server(file_text: str) -> bool:
     """Whether a text contains the name of a program that starts servers."""
-    return _SERVERS.search(text) is not None
+    return _SERVERS.search(file_text) is not None
 
 
 _SERVERS = re.compile(
@@ -50,7 +50,7 @@ class ServerFinder:
 
     def in_script(
         self,
-        text: str,
+        script_text: str,
         variables: Mapping[str, str],
         arguments: Sequence[str],
         outer_container: Container,
@@ -63,15 +63,17 @@ class ServerFinder:
         self.scripts += 1
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        script = read_script(text, self.where, variables, arguments)
-        versions = versions_in(text)
+        script = read_script(script_text, self.where, variables, arguments)
+        versions = versions_in(script_text)
         for command_line in script.commands:
-            words = [command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")]
-            if not words or words[0] in WITHOUT_PROGRAMS:
+            command_words = [
+                command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
+            ]
+            if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
-            line = outer_container.place if outer_container.image else f"line {command_line.line}"
-            env = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
-            container = replace(outer_container, place=line, words=words, env=env)
+            place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
+            command_environment = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
+            container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
             for started_server in self.in_words(container, script.files, depth):
                 yield started_server.with_version_of(versions)
         yield from _modelfile_servers(script, self.where, outer_container)
@@ -88,19 +90,19 @@ class ServerFinder:
             return
         inner_container = container_of(command_words, container.place)
         if inner_container is not None:
-            env = {**container.env, **inner_container.env}
+            inner_environment = {**container.env, **inner_container.env}
             gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
-            yield from self.in_words(replace(inner_container, env=env, gpus=gpus), files, depth + 1)
+            yield from self.in_words(replace(inner_container, env=inner_environment, gpus=gpus), files, depth + 1)
             return
-        text, arguments = _quoted_script(command_words)
-        if text:
-            yield from self.in_script(text, container.env, arguments, container, depth + 1)
+        script_text, script_arguments = _quoted_script(command_words)
+        if script_text:
+            yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
-        start = start_of(command_words, container.image)
-        if start is None and program is not None and command_words[0].startswith("-"):
-            start = ServerStart(program, tuple(command_words))
-        if start is not None:
-            yield StartedServer(start, container, files or {}, version_of_image(container.image))
+        server_start = server_start_of(command_words, container.image)
+        if server_start is None and program is not None and command_words[0].startswith("-"):
+            server_start = ServerStart(program, tuple(command_words))
+        if server_start is not None:
+            yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
@@ -114,10 +116,12 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
-    for name, text in script.files.items():
-        if is_modelfile(text, name):
+    for file_name, file_text in script.files.items():
+        if is_modelfile(file_text, file_name):
             yield server_in_modelfile(
-                text, f"{name_in_errors}: {name}", replace(outer_container, env={**outer_container.env, **script.env()})
+                file_text,
+                f"{name_in_errors}: {file_name}",
+                replace(outer_container, env={**outer_container.env, **script.env()}),
             )
 
 
@@ -125,7 +129,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Returns script and arguments of `bash -c SCRIPT NAME ARGUMENT …`; empty for other commands."""
     for i, command_word in enumerate(command_words[:-1]):
         if command_word.rpartition("/")[2] in SHELLS:
-            option = next(
+            option_word = next(
                 (
                     script_index
                     for script_index in range(i + 1, min(i + 5, len(command_words) - 1))
@@ -133,23 +137,23 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 ),
                 None,
             )
-            flags = command_words[i + 1 : option]
-            if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
-                return command_words[option], command_words[option + 2 :]
+            flags = command_words[i + 1 : option_word]
+            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
+                return command_words[option_word], command_words[option_word + 2 :]
             return "", ()
         if i > 6:
             break
     return "", ()
 
 
-def versions_in(text: str) -> Mapping[str, str]:
+def versions_in(file_text: str) -> Mapping[str, str]:
     """Returns engine → the single version that a text installs or names in an image's tag."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
         if program.package:
-            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", text):
+            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
                 versions.setdefault(program.engine, set()).add(match[1])
-    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", text):
+    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
         program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
         if program_of_tag is not None and version:
             versions.setdefault(program_of_tag.engine, set()).add(version)

@@ -42,9 +42,9 @@ class Container:
 
     def host_path(self, path: str) -> str:
         """Returns the host's path of a path in the container: `/data/Qwen3-8B` of `/model`; of others the same path."""
-        for folder, source in self.mounts.items():
-            if path == folder or path.startswith(f"{folder}/"):
-                return source + path[len(folder) :]
+        for container_folder, host_folder in self.mounts.items():
+            if path == container_folder or path.startswith(f"{container_folder}/"):
+                return host_folder + path[len(container_folder) :]
         return path
 
 
@@ -121,7 +121,7 @@ class LaunchedServer:
             "program": program,
             "version": version,
             "model": self.target or None,
-            "filled_in": {flag: json_value_of(value) for flag, value in defaults.items()},
+            "filled_in": {flag: json_value_of(default_value) for flag, default_value in defaults.items()},
             "overridden": {
                 flag: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
                 for flag, override in self.overridden.items()

@@ -35,23 +35,26 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
 
     Raises `InputError` for names that are not modelled.
     """
-    names = flags.get("lora_target_modules")
-    if names is None:
+    target_names = flags.get("lora_target_modules")
+    if target_names is None:
         raise InputError(
             "--enable-lora: SGLang takes matrices and rank from the adapters' own configs; expected "
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
-    words = str(names).translate(SEPARATORS).split()
-    unknown = [
-        command_word for command_word in words if command_word not in MATRICES_BY_TARGET and command_word != "all"
+    target_words = str(target_names).translate(SEPARATORS).split()
+    unknown_targets = [
+        command_word
+        for command_word in target_words
+        if command_word not in MATRICES_BY_TARGET and command_word != "all"
     ]
-    if unknown or not words:
+    if unknown_targets or not target_words:
+        wrong_target = shown(unknown_targets[0] if unknown_targets else "")
         raise InputError(
-            f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
+            f"--lora-target-modules {wrong_target}: is not modelled; expected all, or some of "
             f"{', '.join(MATRICES_BY_TARGET)}"
         )
-    chosen_targets = MATRICES_BY_TARGET if "all" in words else words
-    return frozenset(matrix for word in chosen_targets for matrix in MATRICES_BY_TARGET[word])
+    chosen_targets = MATRICES_BY_TARGET if "all" in target_words else target_words
+    return frozenset(matrix for target in chosen_targets for matrix in MATRICES_BY_TARGET[target])
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
@@ -62,19 +65,19 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora") and "lora_paths" not in flags:
         return 0
-    targets = adapted_matrices(flags)
+    adapted_names = adapted_matrices(flags)
     if "max_lora_rank" not in flags:
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     widths = 0
     for tree_node in rank.model.tree().walk():
-        op = tree_node.node.op
-        if tree_node.optional or tree_node.node.name not in targets:
+        layer_op = tree_node.node.op
+        if tree_node.optional or tree_node.node.name not in adapted_names:
             continue
-        if isinstance(op, ExpertLinear):
+        if isinstance(layer_op, ExpertLinear):
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
                              "qkv_proj o_proj")  # fmt: skip
-        if isinstance(op, Linear):
-            widths += int(tree_node.times * (op.n_in + op.n_out))
+        if isinstance(layer_op, Linear):
+            widths += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
     return int(flags.get("max_loras_per_batch", DEFAULT_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * widths

@@ -33,9 +33,9 @@ class AttentionRank(EngineRank):
         """The bytes of the rank's weights. Raises `ImpossibleLayout` for MXFP4 experts."""
         if self.scheme == "mxfp4":
             raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
-        layout, number = self.network_layout, self.network_rank
+        layout, rank_number = self.network_layout, self.network_rank
         networks = EngineRank(
-            self.preset, layout, number, self.quantize, self.dtype, self.with_towers, self.with_mtp
+            self.preset, layout, rank_number, self.quantize, self.dtype, self.with_towers, self.with_mtp
         ).weights_by_component
         network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(

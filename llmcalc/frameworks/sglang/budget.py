@@ -23,7 +23,7 @@ from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed import compressed_tokens
-from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Drafts, draft_layers, drafts_of
+from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
 from .flags import SCHEMES
 from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
@@ -83,12 +83,12 @@ class Server(EngineServer):
     }
 
     @property
-    def record(self) -> SGLangRecord:
+    def engine_record(self) -> SGLangRecord:
         return sglang_record()
 
     @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(self.numbers)
+        return self.engine_record.rules(self.version_numbers)
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -101,17 +101,24 @@ class Server(EngineServer):
             raise InputError("--moe-dense-tp-size: with --pp-size is not modelled; remove one of them")
         if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
-        for name in ("enable_lora", "kt_weight_path"):
-            if self.divides_attention and self.flags.get(name):
-                raise InputError(f"--enable-dp-attention: with {option(name)} is not modelled; remove one of them")
+        for flag_field in ("enable_lora", "kt_weight_path"):
+            if self.divides_attention and self.flags.get(flag_field):
+                raise InputError(
+                    f"--enable-dp-attention: with {option(flag_field)} is not modelled; remove one of them"
+                )
 
     @property
     def cached_element_bytes(self) -> int:
-        """The bytes per element of the KV cache; latents of an indexer have 8 bits on Blackwell by default
-        (python/sglang/srt/server_args.py).
+        """The bytes per element of the KV cache.
+
+        Latents of an indexer have 8 bits on Blackwell by default (python/sglang/srt/server_args.py).
         """
         is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL_CAPABILITY
-        if is_blackwell and self.flags.get("kv_cache_dtype", "auto") == "auto" and self.rank(0).selects_latents:
+        if (
+            is_blackwell
+            and self.flags.get("kv_cache_dtype", "auto") == "auto"
+            and self.rank_of_stage(0).selects_latents
+        ):
             return 1
         return super().cached_element_bytes
 
@@ -121,7 +128,7 @@ class Server(EngineServer):
 
         Kernels of TensorRT-LLM, which Blackwell has by default, and those of AMD from 0.5.10 on read them without.
         """
-        backends = [self.flags.get(f"nsa_{phase}_backend") for phase in ("prefill", "decode")]
+        backends = [self.flags.get(f"nsa_{serving_phase}_backend") for serving_phase in ("prefill", "decode")]
         if any(backends):
             return "trtllm" not in backends
         if self.is_amd:
@@ -151,10 +158,10 @@ class Server(EngineServer):
     @property
     def whole_layout(self) -> Layout:
         """The layout of all devices, with data-parallel replicas and expert-parallel groups (`--ep-size`)."""
-        experts = int(self.flags.get("ep_size", 1))
-        etp = self.tp // experts if experts > 1 else None
+        expert_ranks = int(self.flags.get("ep_size", 1))
+        etp = self.tp // expert_ranks if expert_ranks > 1 else None
         tp = self.tp // self.dp if self.divides_attention else self.tp
-        return replace(self.layout, tp=tp, dp=self.dp, ep=experts, etp=etp)
+        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=etp)
 
     @property
     def loads_towers(self) -> bool:
@@ -165,9 +172,9 @@ class Server(EngineServer):
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.has_encoder:
             return 1.0
-        layers, width = self._encoder_sizes
-        ratio = layers * width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
-        return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
+        layers, encoder_width = self._encoder_sizes
+        relative_encoder_size = layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
+        return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
 
     @property
     def has_encoder(self) -> bool:
@@ -183,18 +190,20 @@ class Server(EngineServer):
     @property
     def _encoder_sizes(self) -> tuple[int, int]:
         """The layers and the width of the image encoder, from its config or from SGLang's defaults."""
-        config = self._vision_config
-        if isinstance(config, Mapping):
-            sizes = tuple(
-                config.get(name, config.get(f"vt_{name}", default_size))
-                for name, default_size in zip(("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True)
+        vision_config = self._vision_config
+        if isinstance(vision_config, Mapping):
+            depth_and_width = tuple(
+                vision_config.get(tower_name, vision_config.get(f"vt_{tower_name}", default_size))
+                for tower_name, default_size in zip(
+                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True
+                )
             )
-            if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
-                return sizes
-        for name, tower in self.preset.model.towers.items():
+            if all(isinstance(config_size, int) and 0 < config_size < 10**6 for config_size in depth_and_width):
+                return depth_and_width
+        for tower_name, tower in self.preset.model.towers.items():
             if isinstance(tower, VisionTower):
-                has_depth = name == ENCODER_WITH_DEPTH
-                layers = REFERENCE_ENCODER[0] if has_depth else int(tower.stack.num_hidden_layers)
+                counts_blocks = tower_name == ENCODER_WITH_DEPTH
+                layers = REFERENCE_ENCODER[0] if counts_blocks else int(tower.stack.num_hidden_layers)
                 return layers, int(tower.hidden_size)
         return REFERENCE_ENCODER
 
@@ -204,24 +213,24 @@ class Server(EngineServer):
         return architectures(self.preset)
 
     @cached_property
-    def drafts(self) -> Drafts:
+    def speculation(self) -> Speculation:
         """The server's settings of speculative decoding."""
-        return drafts_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
+        return speculation_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
 
     @property
     def max_running_requests(self) -> int | None:
         """The largest number of concurrent requests in all replicas; None without a limit."""
-        default = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
-        chosen_value: int | None = self.flags.get("max_running_requests", default)
-        return chosen_value
+        default_requests = DEFAULT_REQUESTS_WITH_DRAFTS if self.speculation.tokens else None
+        flag_value: int | None = self.flags.get("max_running_requests", default_requests)
+        return flag_value
 
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
-        if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
+        algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if algorithm is None or fraction_rule == "by_tp" or (algorithm, fraction_rule) == ("ngram", "by_reserve"):
             return 0
-        return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return 6 if (algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -240,8 +249,12 @@ class Server(EngineServer):
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
-        runs = chosen_backend == "aiter" if chosen_backend else heads <= {16, 128} and not self.rank(0).selects_latents
-        return self.rules.aiter_share if runs else 1
+        uses_aiter = (
+            chosen_backend == "aiter"
+            if chosen_backend
+            else heads <= {16, 128} and not self.rank_of_stage(0).selects_latents
+        )
+        return self.rules.aiter_share if uses_aiter else 1
 
     @property
     def nvidia_smi_gib(self) -> float:
@@ -252,7 +265,8 @@ class Server(EngineServer):
     def chunked_prefill_size(self) -> int:
         """The tokens of a prefill chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
-            "chunked_prefill_size", self.record.defaults(self.numbers, self.nvidia_smi_gib).chunked_prefill_size
+            "chunked_prefill_size",
+            self.engine_record.defaults(self.version_numbers, self.nvidia_smi_gib).chunked_prefill_size,
         )
         return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
@@ -262,37 +276,39 @@ class Server(EngineServer):
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
-            return self.record.fraction_of_tp(self.tp)
-        gib = self.nvidia_smi_gib
-        reserve = self.reserve_gib
-        if reserve >= gib:
+            return self.engine_record.fraction_of_tp(self.tp)
+        memory_gib = self.nvidia_smi_gib
+        reserved_gib = self.reserve_gib
+        if reserved_gib >= memory_gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
-        return round((gib - reserve) / gib, 3) * self.encoder_factor * self.aiter_share
+        return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_share
 
     @property
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
-        gib, rules = self.nvidia_smi_gib, self.rules
+        memory_gib, rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
-        defaults = self.record.defaults(self.numbers, gib)
+        defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
         if rules.fraction == "by_memory":
             return defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
-        chunk, requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
-        graphs = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
-        if rules.limits_graphs and requests is not None and "cuda_graph_max_bs" not in self.flags:
-            graphs = min(graphs, int(requests))
-        graphs = max(self.flags.get("cuda_graph_bs") or [graphs])
-        tokens = chunk
+        chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
+        decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
+        if rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
+            decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
+        decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
+        tokens = chunk_tokens
         if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (requests or graphs) * max(1, self.drafts.tokens)
-        reserve = (
-            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, graphs)
+            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.tokens)
+        reserved_gib = (
+            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.divides_attention:
-            reserve += graphs * self.dp * (4.5 if graphs > LARGE_GRAPH else 3) / 1024
-        prompts = prompt_graphs_mib(rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk, self.pp)
-        reserve += prompts / 1024
-        return (max(reserve, 10.0) if gib > 60 else reserve) + self.draft_reserve_gib
+            reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
+        prompt_graph_mib = prompt_graphs_mib(
+            rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
+        )
+        reserved_gib += prompt_graph_mib / 1024
+        return (max(reserved_gib, 10.0) if memory_gib > 60 else reserved_gib) + self.draft_reserve_gib
 
     @property
     def reads_cache_scheme(self) -> bool:
@@ -303,21 +319,21 @@ class Server(EngineServer):
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
-    def loads_draft_modules(self, stage: int) -> bool:
+    def loads_draft_modules(self, stage_number: int) -> bool:
         """Whether a stage has drafting modules, whose memory reduces the KV cache."""
-        return self.drafts.with_mtp and stage == self.pp - 1
+        return self.speculation.with_mtp and stage_number == self.pp - 1
 
     @cached_property
     def draft(self) -> EngineRank | None:
         """The draft model on one rank; None without one."""
-        if self.drafts.draft is None:
+        if self.speculation.draft is None:
             return None
-        return EngineRank(self.drafts.draft, Layout(tp=self.tp), 0, None, self.dtype)
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
 
-    def rank(self, stage: int) -> EngineRank:
+    def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        loads_towers, layout = self.loads_towers and stage == 0, self.layout
-        rank_number = layout.rank(pp=stage)
+        loads_towers, layout = self.loads_towers and stage_number == 0, self.layout
+        rank_number = layout.rank(pp=stage_number)
         if not self.divides_attention:
             return EngineRank(
                 self.preset,
@@ -326,13 +342,14 @@ class Server(EngineServer):
                 self.quantize,
                 self.dtype,
                 loads_towers,
-                self.loads_draft_modules(stage),
+                self.loads_draft_modules(stage_number),
             )
-        attention = replace(layout, tp=self.tp // self.dp)
-        modules = self.loads_draft_modules(stage)
+        attention_layout = replace(layout, tp=self.tp // self.dp)
+        has_draft_modules = self.loads_draft_modules(stage_number)
         return AttentionRank(
-            self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers, modules,
-            network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
+            self.preset, attention_layout, attention_layout.rank(pp=stage_number), self.quantize, self.dtype,
+            loads_towers, has_draft_modules, network_layout=layout, network_rank=rank_number,
+            divides_head=not self.flags.get("enable_dp_lm_head"),
         )  # fmt: skip
 
     @property
@@ -349,7 +366,7 @@ class Server(EngineServer):
     @property
     def cuda_context(self) -> MeasuredContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
-        return self.record.cuda_context(self.hardware, self.tp * self.pp)
+        return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property
     def outside_torch(self) -> int:
@@ -363,17 +380,17 @@ class Server(EngineServer):
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
-        is_scaled = {*self.architectures}.isdisjoint(self.record.unscaled_tables)
-        tables = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
-        adapters = adapter_bytes(rank, self.flags, self.element_bytes)
+        is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
+        rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
+        adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
         draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
         return (
             rank.weights
             + draft
             - host_expert_bytes
-            + tables
-            + adapters
+            + rope_table_bytes
+            + adapter_slot_bytes
             + unused_segment_bytes(rank, self.element_bytes)
         )
 
@@ -387,7 +404,7 @@ class Server(EngineServer):
     @property
     def pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
-        defaults = self.record.ratios
+        defaults = self.engine_record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
             float(self.flags.get("swa_full_tokens_ratio", defaults.window)),
@@ -403,42 +420,48 @@ class Server(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A text: the memory of a forward pass, which the cache does not get."""
+        """The origin of the memory for a forward pass, in words."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
 
     @property
-    def load(self) -> RankLoad:
+    def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
         replicas, requests = self.dp if self.divides_attention else 1, self.max_running_requests
-        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.drafts.tokens)
+        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.speculation.tokens)
 
-    def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
+    def state_pool_in(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
-        available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
+        available_bytes: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
         if not rank.state_caches or compressed_layers(rank):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        return state_pool(rank, self.rules, self.flags, available, self.pool_ratios[0], self.load)
+        return state_pool(rank, self.rules, self.flags, available_bytes, self.pool_ratios[0], self.rank_load)
 
-    def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
+    def compressed_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
         if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
             raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
         return compressed_tokens(
-            rank, self.rules, self.flags, available, self.load, self.longest_request, self.chunked_prefill_size
+            rank,
+            self.rules,
+            self.flags,
+            available_bytes,
+            self.rank_load,
+            self.longest_request,
+            self.chunked_prefill_size,
         )
 
-    def cache_tokens_in(self, rank: EngineRank, available: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""
+    def cache_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
+        """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
         if compressed_layers(rank):
-            return self.compressed_tokens_in(rank, available)
+            return self.compressed_tokens_in(rank, available_bytes)
         caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window = self.pool_ratios
@@ -446,7 +469,7 @@ class Server(EngineServer):
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
-        drafting_layers = draft_layers(self.drafts, self.preset) if full_layers else 0
+        drafting_layers = draft_layers(self.speculation, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
@@ -456,17 +479,17 @@ class Server(EngineServer):
             )
             for cache in caches
         )
-        return max(0, int(available // token_bytes))
+        return max(0, int(available_bytes // token_bytes))
 
 
 def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
     rules, fraction, flags = server.rules, server.cache_fraction, server.flags
     budget = int(server.free_bytes_before_loading * fraction)
-    page = int(flags.get("page_size", 1))
+    page_tokens = int(flags.get("page_size", 1))
     stages = []
     for stage_number in range(server.pp):
-        rank = server.rank(stage_number)
+        rank = server.rank_of_stage(stage_number)
         weights = server.measured_or_computed("weights", server.loaded_bytes(rank))
         cache_bytes = server.measured_or_computed("kv_cache", budget - weights - server.multimodal_bytes)
         pool = server.state_pool_in(rank, cache_bytes)
@@ -474,36 +497,36 @@ def memory(server: Server) -> EngineMemory:
         has_slots = pool is None or pool.requests > 0
         stages.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
     tokens, cache_bytes, weights, rank, pool = min(stages, key=lambda stage: stage[0])
-    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
+    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         Term(
             "budget",
             budget,
             "estimate",
-            rules.place,
+            rules.source_place,
             f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", rules.place, server.profile_run_origin),
+        Term("profile_run", server.multimodal_bytes, "source", rules.source_place, server.profile_run_origin),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
+        Term("cuda_graphs", 0, "source", rules.source_place, "outside the budget; in what the fraction leaves"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.source_place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
-    message = ""
+    startup_error = ""
     if tokens == 0:
-        message = server.record.messages["no_cache" if pool is None or pool.requests else "no_states"]
+        startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
     concurrency = tokens / length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
-        blocks=tokens // page,
+        blocks=tokens // page_tokens,
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
-        starts=not message,
-        message=message,
+        starts=not startup_error,
+        message=startup_error,
         max_model_len=length,
         devices=server.devices,
-        block_size=page,
+        block_size=page_tokens,
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
@@ -512,7 +535,7 @@ def memory(server: Server) -> EngineMemory:
                 None,
                 (
                     server.version.note,
-                    _cache_note(tokens, length, bool(message)),
+                    _cache_note(tokens, length, bool(startup_error)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
                 ),
@@ -523,7 +546,7 @@ def memory(server: Server) -> EngineMemory:
 
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*host_expert_notes(server.rank(0), server.flags)]
+    notes = [*host_expert_notes(server.rank_of_stage(0), server.flags)]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
@@ -543,10 +566,11 @@ def _states_note(pool: StatePool | None, concurrency: float) -> str:
     )
 
 
-def _cache_note(tokens: int, length: int, stops: bool) -> str:
+def _cache_note(cache_tokens: int, max_tokens: int, stops: bool) -> str:
     """Returns a note if the KV cache is too small for one request; otherwise an empty text."""
-    if stops or tokens >= length:
+    if stops or cache_tokens >= max_tokens:
         return ""
     return (
-        f"requests of more than {tokens:,} tokens are refused: the cache holds fewer than --context-length {length:,}"
+        f"requests of more than {cache_tokens:,} tokens are refused: the cache holds fewer than --context-length "
+        f"{max_tokens:,}"
     )

@@ -13,7 +13,7 @@ HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
-def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
@@ -39,5 +39,5 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ranks % ep:
         return None
     parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
-    flags = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
+    flags = {flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_dp_attention": True} if dp > 1 else {})

@@ -58,21 +58,21 @@ class CacheSizes(NamedTuple):
 
 def _cache_sizes(rank: EngineRank) -> CacheSizes:
     """Returns the sizes of a rank's caches. Raises `InputError` for unsupported entry lengths."""
-    parts = compressed_layers(rank)
+    mixers_and_layers = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
-    rates = {mixer.compress_rate for mixer, _ in parts}
-    if not rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
-        raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
-    first_mixer = parts[0][0]
-    indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
+    entry_lengths = {mixer.compress_rate for mixer, _ in mixers_and_layers}
+    if not entry_lengths <= {None, SHORT_ENTRY, LONG_ENTRY}:
+        raise InputError(f"--engine sglang: entries of {entry_lengths} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
+    first_mixer = mixers_and_layers[0][0]
+    index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
-        layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
-        short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT_ENTRY),
-        long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG_ENTRY),
+        layers=sum(layers for _, layers in mixers_and_layers) + DRAFTING_LAYERS,
+        short=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY),
+        long=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == LONG_ENTRY),
         width=int(first_mixer.head_dim),
         key=compressed_key_bytes(first_mixer),
-        index_width=int(indexes[0]) if indexes else 0,
+        index_width=int(index_widths[0]) if index_widths else 0,
         window=int(first_mixer.sliding_window),
     )
 
@@ -81,68 +81,70 @@ def compressed_tokens(
     rank: EngineRank,
     rules: Rules,
     flags: Mapping[str, Any],
-    available: int,
-    load: RankLoad,
-    length: int,
-    chunk: int,
+    available_bytes: int,
+    rank_load: RankLoad,
+    longest_tokens: int,
+    chunk_tokens: int,
 ) -> int:
     """Returns the tokens of a cache with compressed attention.
 
-    flags: values of SGLang's flags by their fields. available: bytes for the cache. length: tokens of the longest
-    request. chunk: tokens of a prompt's chunk.
+    flags: values of SGLang's flags by their fields. available_bytes: bytes for the cache. longest_tokens: tokens of the
+    longest request. chunk_tokens: tokens of a prompt's chunk.
     Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
     """
     if rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    sizes, draft_tokens, running_requests = _cache_sizes(rank), load.draft_tokens, load.requests
-    is_paged = rules.compressed_states == "paged"
-    share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
-    rings = (16, 256) if draft_tokens else (8, 128)
-    short_state_bytes = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
-    long_state_bytes = 2 * sizes.width * FLOAT32_BYTES * sizes.long
-    window_token = _padded_entry_bytes(sizes.key, 1, is_paged) * sizes.layers
-    window_token += rings[0] / (PAGE_TOKENS if is_paged else STATE_PAGE) * short_state_bytes
-    entries = (
-        (_padded_entry_bytes(sizes.key, SHORT_ENTRY, is_paged) + float8_bytes(sizes.index_width))
+    cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
+    has_paged_states = rules.compressed_states == "paged"
+    window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
+    ring_slots = (16, 256) if draft_tokens else (8, 128)
+    short_state_bytes = 4 * (cache_sizes.width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short
+    long_state_bytes = 2 * cache_sizes.width * FLOAT32_BYTES * cache_sizes.long
+    window_token = _padded_entry_bytes(cache_sizes.key, 1, has_paged_states) * cache_sizes.layers
+    window_token += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
+    entry_bytes = (
+        (_padded_entry_bytes(cache_sizes.key, SHORT_ENTRY, has_paged_states) + float8_bytes(cache_sizes.index_width))
         / SHORT_ENTRY
-        * sizes.short
+        * cache_sizes.short
     )
-    entries += _padded_entry_bytes(sizes.key, LONG_ENTRY, is_paged) / LONG_ENTRY * sizes.long
-    draft_layer_factor = (sizes.layers + 1) / sizes.layers if draft_tokens else 1  # a layer that drafts
+    entry_bytes += _padded_entry_bytes(cache_sizes.key, LONG_ENTRY, has_paged_states) / LONG_ENTRY * cache_sizes.long
+    draft_layer_factor = (cache_sizes.layers + 1) / cache_sizes.layers if draft_tokens else 1  # a layer that drafts
     fixed_bytes = 0.0
-    if is_paged and running_requests is not None and "swa_full_tokens_ratio" not in flags:
-        share = 0
+    if has_paged_states and running_requests is not None and "swa_full_tokens_ratio" not in flags:
+        window_share = 0
         fixed_bytes = (
-            draft_layer_factor * window_token * _window_slots(sizes, flags, running_requests, chunk, draft_tokens)
+            draft_layer_factor
+            * window_token
+            * _window_slots(cache_sizes, flags, running_requests, chunk_tokens, draft_tokens)
         )
-    token_bytes = draft_layer_factor * (share * window_token + entries)
+    token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
     if rules.compressed_states == "pages":
-        token_bytes += draft_layer_factor * share * rings[1] / STATE_PAGE * long_state_bytes
+        token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
         if running_requests is None:
-            tokens = int(available / token_bytes)
-            running_requests = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
-        rows = (running_requests + 1) * rings[1] + rings[1] + 1
-        fixed_bytes += -(-rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
-    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
+            tokens = int(available_bytes / token_bytes)
+            running_requests = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
+        state_rows = (running_requests + 1) * ring_slots[1] + ring_slots[1] + 1
+        fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
+    return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
-def _padded_entry_bytes(key_bytes: int, rate: int, is_paged: bool) -> float:
-    """Returns the bytes of an entry, with a share of the page's padding. rate: tokens per entry."""
+def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, is_paged: bool) -> float:
+    """Returns the bytes of an entry, with a share of the page's padding. tokens_per_entry: tokens per entry."""
     if not is_paged:
         return key_bytes
-    entries = PAGE_TOKENS // rate
-    return -(-entries * key_bytes // ALIGNMENT) * ALIGNMENT / entries
+    entries_per_page = PAGE_TOKENS // tokens_per_entry
+    return -(-entries_per_page * key_bytes // ALIGNMENT) * ALIGNMENT / entries_per_page
 
 
 def _window_slots(
-    sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk: int, draft_tokens: int
+    cache_sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk_tokens: int, draft_tokens: int
 ) -> int:
     """Returns the slots of the window's keys that `running_requests` requests and cached prefixes take."""
-    tokens_behind = sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
-    decoding = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
-    chunks = 1 if flags.get("disable_overlap_schedule") else 2
-    slots = (tokens_behind + decoding) * running_requests + chunks * chunk + PAGE_TOKENS
+    tokens_behind = cache_sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
+    decoded_slots = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
+    chunks_in_flight = 1 if flags.get("disable_overlap_schedule") else 2
+    window_slots = (tokens_behind + decoded_slots) * running_requests + chunks_in_flight * chunk_tokens + PAGE_TOKENS
     if not flags.get("disable_radix_cache"):
-        slots += 4 * running_requests * (sizes.window + PAGE_TOKENS)
-    return -(-slots // PAGE_TOKENS) * PAGE_TOKENS
+        window_slots += 4 * running_requests * (cache_sizes.window + PAGE_TOKENS)
+    return -(-window_slots // PAGE_TOKENS) * PAGE_TOKENS

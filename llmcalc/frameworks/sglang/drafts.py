@@ -24,7 +24,7 @@ DEFAULT_REQUESTS_WITH_DRAFTS = 48
 FLAG = "--speculative-draft-model-path"
 
 
-class Drafts(NamedTuple):
+class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
     tokens: drafted tokens that a request verifies at once; 0 without drafts.
@@ -36,10 +36,12 @@ class Drafts(NamedTuple):
     draft: Preset | None = None
 
 
-NO_DRAFTS = Drafts()
+NO_DRAFTS = Speculation()
 
 
-def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]) -> Drafts:
+def speculation_of(
+    flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]
+) -> Speculation:
     """Returns the speculative decoding of a server's flags.
 
     is_counted: whether the version takes the draft from the cache's memory.
@@ -51,24 +53,24 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
         return NO_DRAFTS
     tokens = _verified_tokens(flags, str(algorithm), architectures)
     if algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
-        return Drafts(tokens)
-    path = flags.get("speculative_draft_model_path")
-    if path is None:
+        return Speculation(tokens)
+    draft_path = flags.get("speculative_draft_model_path")
+    if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
-        return Drafts(tokens, with_mtp=True)
-    draft = read_draft(path, f"{FLAG}:", "a folder or a hub id")
+        return Speculation(tokens, with_mtp=True)
+    draft = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
     if algorithm != "standalone" and states_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: {draft.name} reads no hidden states of its target; expected --speculative-algorithm "
                 "standalone"
             )
-        return Drafts(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
+        return Speculation(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
     check_draft(preset.model, draft.model, preset.name, f"{FLAG}: {draft.name}")
-    return Drafts(tokens, draft=draft)
+    return Speculation(tokens, draft=draft)
 
 
 def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tuple[str, ...]) -> int:
@@ -82,11 +84,11 @@ def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tu
     return 8 if algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
-def draft_layers(drafts: Drafts, preset: Preset) -> int:
+def draft_layers(speculation: Speculation, preset: Preset) -> int:
     """Returns the draft's layers that cache each token of the KV cache."""
-    if drafts.draft is not None:
-        return sum(int(stack.num_hidden_layers) for _, stack in drafts.draft.model.stacks())
+    if speculation.draft is not None:
+        return sum(int(stack.num_hidden_layers) for _, stack in speculation.draft.model.stacks())
     mtp = preset.model.mtp
-    if mtp is None or not drafts.with_mtp:
+    if mtp is None or not speculation.with_mtp:
         return 0
     return 1 if mtp.repeated else int(mtp.num_nextn_predict_layers)

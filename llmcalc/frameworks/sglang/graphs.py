@@ -31,8 +31,8 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 
 def decode_graphs_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
     """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
-    is_disabled = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
-    if rules.reserves_used_graphs and (is_disabled or flags.get("disaggregation_mode") == "prefill"):
+    has_no_decode_graphs = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
+    if rules.reserves_used_graphs and (has_no_decode_graphs or flags.get("disaggregation_mode") == "prefill"):
         return 0
     return 2 * sequences
 
@@ -43,22 +43,26 @@ def prompt_graphs_mib(
     rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
-    chunk: int,
+    chunk_tokens: int,
     stages: int,
 ) -> int:
     """Returns the MiB reserved for graphs of prompts.
 
-    architectures: names of the model's classes. chunk: tokens of a prompt's chunk. stages: stages of the pipeline.
+    architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stages: stages of the
+        pipeline.
     """
     if not _has_prompt_graphs(rules, flags, rank, hardware, architectures, stages):
         return 0
     if rank.latent_projections:
         return LATENT_PROMPTS_MIB
-    lengths = flags.get("piecewise_cuda_graph_tokens")
-    if lengths:
-        return 8 * len(lengths)
-    most_tokens = int(flags.get("piecewise_cuda_graph_max_tokens", chunk))
-    return 8 * sum(len(range(start, min(end, most_tokens) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+    captured_lengths = flags.get("piecewise_cuda_graph_tokens")
+    if captured_lengths:
+        return 8 * len(captured_lengths)
+    most_tokens = int(flags.get("piecewise_cuda_graph_max_tokens", chunk_tokens))
+    return 8 * sum(
+        len(range(shortest_length, min(longest_length, most_tokens) + 1, length_step))
+        for shortest_length, longest_length, length_step in PROMPT_LENGTHS
+    )
 
 
 def _has_prompt_graphs(
@@ -71,18 +75,27 @@ def _has_prompt_graphs(
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
     backend = flags.get("cuda_graph_backend_prefill")
-    is_whole = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
-    if rules.prompt_graphs == "off" or flags.get("disable_piecewise_cuda_graph") or backend == "disabled" or is_whole:
+    disables_all = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    if (
+        rules.prompt_graphs == "off"
+        or flags.get("disable_piecewise_cuda_graph")
+        or backend == "disabled"
+        or disables_all
+    ):
         return False
     if backend is not None:
         return True
-    mode = flags.get("disaggregation_mode", "null")
-    if stages > 1 or mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
+    disaggregation_mode = flags.get("disaggregation_mode", "null")
+    if stages > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
         return False
     has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
     has_encoder = has_encoder and not flags.get("language_model_only")
     if rules.prompt_graphs == "compiled":
-        return not (has_encoder or mode != "null" or any(flags.get(name) for name in FLAGS_WITHOUT_PROMPT_GRAPHS))
+        return not (
+            has_encoder
+            or disaggregation_mode != "null"
+            or any(flags.get(flag_field) for flag_field in FLAGS_WITHOUT_PROMPT_GRAPHS)
+        )
     if rank.latent_projections and not (
         rules.latent_prompt_graphs == "all" or (rules.latent_prompt_graphs == "selected" and rank.selects_latents)
     ):

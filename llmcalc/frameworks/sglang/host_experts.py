@@ -32,7 +32,7 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.
     """
-    placement_flags = [name for name in (NUMBER, SHARE) if name in flags]
+    placement_flags = [flag_field for flag_field in (NUMBER, SHARE) if flag_field in flags]
     if PATH not in flags:
         if placement_flags:
             raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
@@ -40,14 +40,14 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     layers = list(_expert_layers(rank))
     if not layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
-    slots = sum(experts * number for experts, number in layers)
+    total_experts = sum(experts_per_layer * device_experts for experts_per_layer, device_experts in layers)
     if SHARE in flags:
-        return 1 - Fraction(int(slots * flags[SHARE]), slots)
-    number = int(flags.get(NUMBER, 0))
-    fewest_experts = min(experts for experts, _ in layers)
-    if number > fewest_experts:
-        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {fewest_experts:,} experts")
-    return 1 - Fraction(number * sum(layer_count for _, layer_count in layers), slots)
+        return 1 - Fraction(int(total_experts * flags[SHARE]), total_experts)
+    device_experts = int(flags.get(NUMBER, 0))
+    fewest_experts = min(experts_per_layer for experts_per_layer, _ in layers)
+    if device_experts > fewest_experts:
+        raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {fewest_experts:,} experts")
+    return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in layers), total_experts)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
@@ -82,9 +82,9 @@ def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[st
         "in the format of --kt-method, which is not counted"
     )
     if flags.get(THRESHOLD):
-        layers = sum(number for _, number in _expert_layers(rank))
-        size = expert_bytes(rank) // layers / 2**30
+        layers = sum(layer_count for _, layer_count in _expert_layers(rank))
+        gib_per_layer = expert_bytes(rank) // layers / 2**30
         yield (
             f"a prompt of {flags[THRESHOLD]:,} tokens or more copies one layer's experts to each device, "
-            f"{size:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"
+            f"{gib_per_layer:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"
         )

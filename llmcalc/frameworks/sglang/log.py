@@ -35,16 +35,18 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that SGLang printed in a log; None if it has none."""
-    ranks = [int(match[1]) for line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(line[:120]))]
+    ranks = [int(match[1]) for log_line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(log_line[:120]))]
     first_rank = min(ranks, default=0)
-    log_values = LogValues(log_text, PATTERNS, lambda line: _is_of_another_rank(line, first_rank))
-    arguments: dict[str, Any] = {}
-    for line in log_text.lines_with("ServerArgs("):
-        arguments |= argument_pairs(line[line.index("ServerArgs(") :])
-    messages = sglang_record().messages
-    message = next(iter(log_text.lines_with(messages["no_cache"], messages["no_states"], NO_CACHE_AFTER_WEIGHTS)), "")
-    memory_terms = tuple(_memory_terms(log_values, arguments))
-    if not memory_terms and not message:
+    log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
+    logged_flags: dict[str, Any] = {}
+    for log_line in log_text.lines_with("ServerArgs("):
+        logged_flags |= argument_pairs(log_line[log_line.index("ServerArgs(") :])
+    message_texts = sglang_record().messages
+    startup_message = next(
+        iter(log_text.lines_with(message_texts["no_cache"], message_texts["no_states"], NO_CACHE_AFTER_WEIGHTS)), ""
+    )
+    memory_terms = tuple(_memory_terms(log_values, logged_flags))
+    if not memory_terms and not startup_message:
         return None
     known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
     return LogReading(
@@ -53,36 +55,36 @@ def read_log(log_text: LogText) -> LogReading | None:
         terms=memory_terms,
         version=log_values.version,
         free=log_values.last_size("free"),
-        model=str(arguments.get("model_path", "")),
+        model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
-        | {field: value for field, value in arguments.items() if field in known_fields},
-        has_arguments=bool(arguments),
-        message=message.strip(),
-        refused=bool(message),
-        flag="--mem-fraction-static" if message else "",
+        | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
+        has_arguments=bool(logged_flags),
+        message=startup_message.strip(),
+        refused=bool(startup_message),
+        flag="--mem-fraction-static" if startup_message else "",
         oom_flag="--mem-fraction-static",
     )
 
 
-def _is_of_another_rank(line: str, first_rank: int) -> bool:
+def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
     """Whether a line is from another rank than the first in the log; all ranks log the same lines."""
-    match = _RANK.search(line[:120])
+    match = _RANK.search(log_line[:120])
     return match is not None and int(match[1]) != first_rank
 
 
-def _memory_terms(log_values: LogValues, arguments: dict[str, Any]) -> Iterator[LogTerm]:
-    fraction = str(arguments.get("mem_fraction_static", ""))
+def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterator[LogTerm]:
+    fraction = str(logged_flags.get("mem_fraction_static", ""))
     free_bytes = log_values.last_size("free")
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
         yield LogTerm("budget", int(free_bytes * float(fraction)))
-    yield from log_values.largest("weights", "cuda_graphs")
+    yield from log_values.largest_terms("weights", "cuda_graphs")
     left_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and left_bytes is not None:  # before 0.4.4
         yield LogTerm("weights", free_bytes - left_bytes)
-    cache = sum(sum(log_values.sizes(term_name)) for term_name in ("keys", "values", "latents"))
+    cache = sum(sum(log_values.byte_sizes(term_name)) for term_name in ("keys", "values", "latents"))
     if cache:
         yield LogTerm("kv_cache", cache)
     for term_name in ("max_total_num_tokens", "tokens"):
         if term_name in log_values:
-            yield LogTerm("kv_tokens", max(log_values.counts(term_name)), "tokens")
+            yield LogTerm("kv_tokens", max(log_values.whole_numbers(term_name)), "tokens")
             return

@@ -12,10 +12,10 @@ ENGINE = Engine(
     rules=FromFile(__package__, "versions:sglang_record"),
     server=FromFile(__package__, "budget:Server"),
     memory=FromFile(__package__, "budget:memory"),
-    candidates=FromFile(__package__, "changes:candidates"),
+    flag_changes=FromFile(__package__, "changes:flag_changes"),
     layouts=FromFile(__package__, "changes:layouts"),
     budgets_free_memory=True,
-    instead={
+    flags_by_option={
         "--seq": "--context-length",
         "-s": "--context-length",
         "--kv-dtype": "--kv-cache-dtype",

@@ -53,38 +53,47 @@ class StatePool(NamedTuple):
 
 
 def state_pool(
-    rank: EngineRank, rules: Rules, flags: Mapping[str, Any], available: int, share: float, load: RankLoad
+    rank: EngineRank,
+    rules: Rules,
+    flags: Mapping[str, Any],
+    available_bytes: int,
+    state_share: float,
+    rank_load: RankLoad,
 ) -> StatePool:
     """Returns the pool of recurrent states of a rank.
 
-    flags: values of SGLang's flags by their fields. available: bytes for states and cache together.
-    share: parts of states to one part of cache.
+    flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
+    state_share: parts of states to one part of cache.
     """
-    requests, replicas, draft_tokens = load
+    requests, replicas, draft_tokens = rank_load
     slot_bytes = slot_bytes_of(rank, flags)
-    padding = int(rules.state_padding)
+    padding_slots = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
     slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
-    copies = draft_tokens if rules.states_of_drafts == "slots" else 0
+    draft_slots = draft_tokens if rules.states_of_drafts == "slots" else 0
     if draft_tokens and rules.states_of_drafts == "requests":
-        available -= slot_bytes * (requests or 0) * draft_tokens
+        available_bytes -= slot_bytes * (requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
-        slots = int(flags["max_mamba_cache_size"]) // replicas
+        slot_count = int(flags["max_mamba_cache_size"]) // replicas
     elif (
         not caches_prefixes and (requests is not None or rules.states_of_drafts == "slots")
     ) or not rules.shares_states:
-        slots = requests or DEFAULT_SLOTS
+        slot_count = requests or DEFAULT_SLOTS
     else:
-        budget = available * share / (1 + share)
+        state_budget = available_bytes * state_share / (1 + state_share)
         states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
-        slots = int(
-            (budget - padding * slot_bytes * (1 + states_of_drafts))
-            // (slot_bytes * (1 + copies + states_of_drafts / slots_per_request))
+        slot_count = int(
+            (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
+            // (slot_bytes * (1 + draft_slots + states_of_drafts / slots_per_request))
         )
-    concurrent_requests = slots // slots_per_request
+    concurrent_requests = slot_count // slots_per_request
     if draft_tokens and rules.states_of_drafts == "budget":
-        available -= slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
-    return StatePool(slots, concurrent_requests, available - slot_bytes * (1 + copies) * (slots + padding))
+        available_bytes -= (
+            slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
+        )
+    return StatePool(
+        slot_count, concurrent_requests, available_bytes - slot_bytes * (1 + draft_slots) * (slot_count + padding_slots)
+    )
 
 
 def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
@@ -93,23 +102,23 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
     states, else float32 (configs/mamba_utils.py, `mamba2_state_dtype`).
     """
-    is_chosen = any(
+    has_chosen_format = any(
         isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
         for mixer, _ in mixers(rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
-    factors = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if is_chosen else SAME_FORMATS
-    return sum(state.layers * state.bytes for state in rank.stored_states(factors=factors))
+    format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
+    return sum(state.layers * state.bytes for state in rank.stored_states(format_ratios=format_ratios))
 
 
 def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:
     """Returns the slots that a running request takes where prefixes are cached."""
-    strategy = flags.get("mamba_scheduler_strategy", "auto")
-    overlaps = rules.overlaps_states and any(
+    scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
+    schedules_ahead = rules.overlaps_states and any(
         isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(rank.preset.model)
     )
-    if strategy == "no_buffer" or (strategy == "auto" and not overlaps):
+    if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):
         return SLOTS_OF_A_REQUEST
-    if strategy == "extra_buffer_lazy" or flags.get("disable_overlap_schedule"):
+    if scheduler_strategy == "extra_buffer_lazy" or flags.get("disable_overlap_schedule"):
         return SLOTS_OF_A_REQUEST + 1
     return SLOTS_OF_A_REQUEST + SLOTS_OF_OVERLAP

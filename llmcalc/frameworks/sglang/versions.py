@@ -105,10 +105,13 @@ class SGLangRecord(EngineRecord[Rules]):
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     ratios: PoolRatios
 
-    def defaults(self, version: Numbers, gib: float) -> DeviceDefaults:
-        """Returns a version's defaults of a device with `gib` GiB of memory."""
-        rows = ranges_at(self.devices, version)
-        return next((device_defaults for device_defaults in rows if gib < device_defaults.below_gib), rows[-1])
+    def defaults(self, version: Numbers, memory_gib: float) -> DeviceDefaults:
+        """Returns a version's defaults of a device with `memory_gib` GiB of memory."""
+        version_rows = ranges_at(self.devices, version)
+        return next(
+            (device_defaults for device_defaults in version_rows if memory_gib < device_defaults.below_gib),
+            version_rows[-1],
+        )
 
     def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the weights are loaded, from logs."""

@@ -44,12 +44,12 @@ class Server(EngineServer):
     }
 
     @property
-    def record(self) -> TensorRTLLMRecord:
+    def engine_record(self) -> TensorRTLLMRecord:
         return tensorrt_llm_record()
 
     @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(self.numbers)
+        return self.engine_record.rules(self.version_numbers)
 
     @cached_property
     def layout(self) -> Layout:
@@ -58,32 +58,37 @@ class Server(EngineServer):
         With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
         its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
         """
-        experts = int(self.flags.get("ep_size", 1))
-        if self.tp % experts:
-            raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
+        expert_ranks = int(self.flags.get("ep_size", 1))
+        if self.tp % expert_ranks:
+            raise InputError(f"--ep_size {expert_ranks}: does not divide --tp_size {self.tp}; expected a divisor of it")
         tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
         return Layout(
-            tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=self.stage_layers(range(self.pp))
+            tp=tp,
+            pp=self.pp,
+            dp=dp,
+            ep=expert_ranks,
+            etp=self.tp // expert_ranks,
+            pp_layout=self.stage_layers(range(self.pp)),
         )
 
     @property
     def cache_fraction(self) -> float:
-        default = self.record.defaults.free_gpu_memory_fraction
-        return float(self.flags.get("kv_cache_free_gpu_memory_fraction", default))
+        default_fraction = self.engine_record.defaults.free_gpu_memory_fraction
+        return float(self.flags.get("kv_cache_free_gpu_memory_fraction", default_fraction))
 
     @property
     def max_num_tokens(self) -> int:
-        return int(self.flags.get("max_num_tokens", self.record.defaults.max_num_tokens))
+        return int(self.flags.get("max_num_tokens", self.engine_record.defaults.max_num_tokens))
 
     @property
     def max_batch_size(self) -> int:
-        return int(self.flags.get("max_batch_size", self.record.defaults.max_batch_size))
+        return int(self.flags.get("max_batch_size", self.engine_record.defaults.max_batch_size))
 
     @cached_property
     def tokens_per_block(self) -> int:
-        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank(0).latent_projections > 0
-        default = FLASH_MLA_BLOCK if is_flash_mla else self.record.defaults.tokens_per_block
-        return int(self.flags.get("tokens_per_block", default))
+        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank_of_stage(0).latent_projections > 0
+        default_tokens = FLASH_MLA_BLOCK if is_flash_mla else self.engine_record.defaults.tokens_per_block
+        return int(self.flags.get("tokens_per_block", default_tokens))
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -98,9 +103,11 @@ class Server(EngineServer):
             "tp_size": self.tp,
         }
 
-    def rank(self, stage: int) -> EngineRank:
+    def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.flags.get("quantize"), self.dtype)
+        return EngineRank(
+            self.preset, self.layout, self.layout.rank(pp=stage_number), self.flags.get("quantize"), self.dtype
+        )
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
@@ -108,9 +115,9 @@ class Server(EngineServer):
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        width, is_gated, experts = rank.widths
+        intermediate_size, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
-        inner_width = (3 if is_gated else 2) * width
+        inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
             k, i = experts.top_k, experts.width
             inner_width = max(inner_width, k * (max(2 * i, h) + i + h))
@@ -130,31 +137,31 @@ class Server(EngineServer):
         caches = rank.token_caches
         return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))
 
-    def blocks(self, available: int, token_bytes: int) -> int:
+    def blocks(self, available_bytes: int, token_bytes: int) -> int:
         """Returns the number of KV cache blocks, including a partly filled block."""
-        limits = self.rules.limits
-        if "max_gpu_total_bytes" in limits and self.flags.get("max_gpu_total_bytes"):
-            available = min(available, int(self.flags["max_gpu_total_bytes"]))
-        tokens = min(available // token_bytes, int(self.flags.get("max_tokens", 10**15)))
+        limiting_flags = self.rules.limits
+        if "max_gpu_total_bytes" in limiting_flags and self.flags.get("max_gpu_total_bytes"):
+            available_bytes = min(available_bytes, int(self.flags["max_gpu_total_bytes"]))
+        tokens = min(available_bytes // token_bytes, int(self.flags.get("max_tokens", 10**15)))
         return -(-max(0, tokens) // self.tokens_per_block)
 
-    def stage(self, stage_number: int) -> Stage:
+    def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        rank = self.rank(stage_number)
-        memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
+        rank = self.rank_of_stage(stage_number)
+        memory_outside_torch = self.engine_record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured_or_computed("weights", self.stored_weights(rank))
         activations = self.measured_or_computed("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
-        peak = weights + activations + outside_bytes
+        peak_bytes = weights + activations + outside_bytes
         cache_bytes = self.measured_or_computed(
-            "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak))
+            "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
         blocks = self.blocks(cache_bytes, self.token_bytes(rank))
-        rules_source = self.rules.place
+        rules_source = self.rules.source_place
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
-            Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
+            Term("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
             Term("profile_run", activations, "estimate", rules_source, tokens_origin),
             Term(
@@ -173,10 +180,10 @@ class Server(EngineServer):
                 f"{blocks:,} blocks of {self.tokens_per_block}",
             ),
         )
-        return Stage(self.with_receipt(memory_terms), blocks)
+        return StageMemory(self.with_receipt(memory_terms), blocks)
 
 
-class Stage(NamedTuple):
+class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
     terms: tuple[Term, ...]
@@ -188,36 +195,36 @@ def memory(server: Server) -> EngineMemory:
 
     Raises `InputError` for flags that contradict the model.
     """
-    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    block, length = server.tokens_per_block, server.longest_request
-    tokens = fullest_stage.blocks * block
-    message = server.record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
+    fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage: stage.blocks)
+    block_tokens, max_seq_len = server.tokens_per_block, server.longest_request
+    tokens = fullest_stage.blocks * block_tokens
+    startup_error = server.engine_record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=tokens,
         blocks=fullest_stage.blocks,
-        max_concurrency=server.layout.dp * fullest_stage.blocks / -(-length // block),
-        starts=not message,
-        message=message,
-        max_model_len=length,
+        max_concurrency=server.layout.dp * fullest_stage.blocks / -(-max_seq_len // block_tokens),
+        starts=not startup_error,
+        message=startup_error,
+        max_model_len=max_seq_len,
         devices=server.tp * server.pp,
-        block_size=block,
+        block_size=block_tokens,
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(message))))),
+        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),
     )
 
 
-def _cache_notes(server: Server, tokens: int, stops: bool) -> list[str]:
+def _cache_notes(server: Server, cache_tokens: int, stops: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     notes = []
-    if not stops and tokens < server.longest_request:
+    if not stops and cache_tokens < server.longest_request:
         notes.append(
-            f"requests of more than {tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
+            f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
             "shortened to what the cache holds"
         )
-    if any(cache.window is not None for cache in server.rank(0).token_caches):
+    if any(cache.window is not None for cache in server.rank_of_stage(0).token_caches):
         notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
     if server.layout.dp > 1:
         notes.append(f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)")

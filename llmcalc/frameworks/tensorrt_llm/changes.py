@@ -16,7 +16,7 @@ HIGHEST_FRACTION = 0.95
 """The highest fraction of the free memory that is tried."""
 
 
-def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.max_num_tokens > FEWER_TOKENS:
         yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}
@@ -47,5 +47,5 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ranks % ep or (dp > 1 and tp > 1):
         return None
     parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "ep_size": ep}
-    flags = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
+    flags = {flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_attention_dp": True} if dp > 1 else {})

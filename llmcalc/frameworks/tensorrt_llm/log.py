@@ -44,22 +44,26 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(_memory_terms(log_values))
     if not memory_terms or not ("available" in log_values or "weights" in log_values or "pool" in log_values):
         return None
-    arguments: dict[str, Any] = {}
-    for line in log_text.lines_with("LLM Args", "engine args"):
-        arguments |= argument_pairs(line)
-    flags = {ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS}
+    logged_arguments: dict[str, Any] = {}
+    for log_line in log_text.lines_with("LLM Args", "engine args"):
+        logged_arguments |= argument_pairs(log_line)
+    flags = {
+        ARGUMENT_FIELDS[argument_name]: argument_value
+        for argument_name, argument_value in logged_arguments.items()
+        if argument_name in ARGUMENT_FIELDS
+    }
     flags |= log_values.stated_numbers("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block")
     if "fraction" in log_values:
-        flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.text("fraction")), 4))
+        flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.last_text("fraction")), 4))
     return LogReading(
         program="tensorrt-llm",
         title="TensorRT-LLM",
         terms=memory_terms,
         version=log_values.version,
-        model=str(arguments.get("model", arguments.get("model_path", ""))),
+        model=str(logged_arguments.get("model", logged_arguments.get("model_path", ""))),
         total=log_values.last_size("total"),
         flags=flags,
-        has_arguments=bool(arguments),
+        has_arguments=bool(logged_arguments),
         oom_flag="--max_num_tokens",
     )
 
@@ -69,15 +73,15 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.
     """
-    yield from log_values.largest("weights", "profile_run")
+    yield from log_values.largest_terms("weights", "profile_run")
     if "outside" in log_values:
-        dummy_cache = log_values.last_size("dummy_cache") or 0
-        yield LogTerm("non_torch", max(0, log_values.sizes("outside")[-1] - dummy_cache))
+        dummy_cache_bytes = log_values.last_size("dummy_cache") or 0
+        yield LogTerm("non_torch", max(0, log_values.byte_sizes("outside")[-1] - dummy_cache_bytes))
     if "available" in log_values:
-        yield LogTerm("kv_cache", min(log_values.sizes("available")))
+        yield LogTerm("kv_cache", min(log_values.byte_sizes("available")))
     elif "pool" in log_values:
-        yield LogTerm("kv_cache", log_values.sizes("pool")[-1])
+        yield LogTerm("kv_cache", log_values.byte_sizes("pool")[-1])
     if "tokens" in log_values:
-        pools, planned_bytes = log_values.counts("tokens"), log_values.counts("planned")
-        has_dummy_alone = planned_bytes and len({*pools}) == 1 and pools[-1] < planned_bytes[-1]
-        yield LogTerm("kv_tokens", planned_bytes[-1] if has_dummy_alone else pools[-1], "tokens")
+        pool_bytes, planned_bytes = log_values.whole_numbers("tokens"), log_values.whole_numbers("planned")
+        logs_only_dummy_pool = planned_bytes and len({*pool_bytes}) == 1 and pool_bytes[-1] < planned_bytes[-1]
+        yield LogTerm("kv_tokens", planned_bytes[-1] if logs_only_dummy_pool else pool_bytes[-1], "tokens")

@@ -12,10 +12,10 @@ ENGINE = Engine(
     rules=FromFile(__package__, "versions:tensorrt_llm_record"),
     server=FromFile(__package__, "budget:Server"),
     memory=FromFile(__package__, "budget:memory"),
-    candidates=FromFile(__package__, "changes:candidates"),
+    flag_changes=FromFile(__package__, "changes:flag_changes"),
     layouts=FromFile(__package__, "changes:layouts"),
     budgets_free_memory=True,
-    instead={
+    flags_by_option={
         "--seq": "--max_seq_len",
         "-s": "--max_seq_len",
         "--users": "--max_batch_size",

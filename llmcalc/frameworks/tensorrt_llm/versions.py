@@ -41,10 +41,12 @@ class TensorRTLLMRecord(EngineRecord[Rules]):
 
     def outside_torch(self, hardware: Hardware, devices: int) -> NonTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
-        rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
-        rows_of_accelerator = [overhead for overhead in rows if hardware.name in overhead.accelerators]
-        first_rows = [overhead for overhead in rows if overhead.accelerators == rows[0].accelerators]
-        return max(rows_of_accelerator or first_rows, key=lambda overhead: overhead.devices)
+        matching_rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
+        rows_of_accelerator = [overhead for overhead in matching_rows if hardware.name in overhead.accelerators]
+        rows_of_first_accelerator = [
+            overhead for overhead in matching_rows if overhead.accelerators == matching_rows[0].accelerators
+        ]
+        return max(rows_of_accelerator or rows_of_first_accelerator, key=lambda overhead: overhead.devices)
 
 
 @cache

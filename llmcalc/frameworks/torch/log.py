@@ -47,18 +47,20 @@ def read_log(log_text: LogText) -> LogReading | None:
     if not messages:
         return trainer
     log_values = LogValues(LogText(messages[-1]), PATTERNS)
-    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).sizes("process_has"))
-    sizes = {
+    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).byte_sizes("process_has"))
+    bytes_by_term = {
         term_name: log_values.last_size(term_name)
         for term_name in ("requested", "free", "process", "allocated", "unallocated")
     }
-    sizes |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
-    if sizes["process"] is None and other_terms:  # this process is the only one of the list
-        sizes["process"], other_terms = other_terms, 0
-    if sizes["reserved"] is not None and sizes["allocated"] is not None:
-        sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
+    bytes_by_term |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
+    if bytes_by_term["process"] is None and other_terms:  # this process is the only one of the list
+        bytes_by_term["process"], other_terms = other_terms, 0
+    if bytes_by_term["reserved"] is not None and bytes_by_term["allocated"] is not None:
+        bytes_by_term["unallocated"] = bytes_by_term["reserved"] - bytes_by_term["allocated"]
     memory_terms = [
-        LogTerm(term_name, size) for term_name, size in sizes.items() if size is not None and term_name != "reserved"
+        LogTerm(term_name, term_bytes)
+        for term_name, term_bytes in bytes_by_term.items()
+        if term_bytes is not None and term_name != "reserved"
     ]
     memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total_bytes = log_values.last_size("total")
@@ -83,12 +85,12 @@ def _with_process_lines(message: str) -> LogText:
     return LogText(message.replace("Process ", "\nProcess "))
 
 
-def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
+def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
     """Returns the largest part of a device's exhausted memory, and a change that reduces this part."""
-    requested_bytes = sizes.get("requested", 0)
-    if sizes.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
+    requested_bytes = bytes_by_term.get("requested", 0)
+    if bytes_by_term.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
-    if sizes.get("unallocated", 0) >= requested_bytes:
+    if bytes_by_term.get("unallocated", 0) >= requested_bytes:
         return "unallocated", FRAGMENTED
     return "allocated", ""
 
@@ -98,10 +100,10 @@ def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     log_values = LogValues(log_text, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     memory_terms = [
-        LogTerm(term_name, log_values.sizes(term_name)[-1]) for term_name in names if term_name in log_values
+        LogTerm(term_name, log_values.byte_sizes(term_name)[-1]) for term_name in names if term_name in log_values
     ]
     if "trainable" in log_values:
-        memory_terms.append(LogTerm("trainable", log_values.counts("trainable")[-1], "parameters"))
+        memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:
         return None
     return LogReading("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")

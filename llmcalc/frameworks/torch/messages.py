@@ -28,8 +28,8 @@ def bucket_sizes(gradients: Iterable[int]) -> list[int]:
     """
     bucket_bytes_list: list[int] = []
     bucket_bytes = 0
-    for bytes in gradients:
-        bucket_bytes += bytes
+    for gradient_bytes in gradients:
+        bucket_bytes += gradient_bytes
         if bucket_bytes >= BUCKETS[min(len(bucket_bytes_list), 1)]:
             bucket_bytes_list.append(bucket_bytes)
             bucket_bytes = 0

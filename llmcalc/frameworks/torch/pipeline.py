@@ -35,7 +35,7 @@ from .messages import bucket_sizes
 
 
 @dataclass
-class Flight:
+class MicroBatchInFlight:
     """A micro-batch between forward and backward pass through a pipeline chunk.
 
     entry: the input from another rank. out: the output, or the loss.
@@ -91,19 +91,21 @@ class Chunk(TrainingRun):
 
     # --- alone ------------------------------------------------------------------------------------------------------
 
-    def forward_of(self) -> Flight:
+    def forward_of(self) -> MicroBatchInFlight:
         """Runs the forward pass of a micro-batch, with the loss on the last stage."""
         self.next_batch()
         self.meter.place = Place("forward")
         stage_input = self.lowering.enter(self.program)
         if self.stage.first and self.stage.last:
-            return Flight(stage_input, self._run_forward(stage_input, self.forward))
+            return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
         output = self.run_layers()
         return (
-            Flight(stage_input, self.compute_loss(output), output) if self.stage.last else Flight(stage_input, output)
+            MicroBatchInFlight(stage_input, self.compute_loss(output), output)
+            if self.stage.last
+            else MicroBatchInFlight(stage_input, output)
         )
 
-    def backward_of(self, pass_in_flight: Flight) -> None:
+    def backward_of(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
         output, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
         if self.stage.last:
@@ -173,7 +175,7 @@ class Chunk(TrainingRun):
         return self.compute_loss(output) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
-        """Hook after the last backward pass of a step; does nothing without sharding."""
+        """Hook after the last backward pass of a step, which does nothing without sharding."""
 
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
@@ -182,7 +184,7 @@ class Chunk(TrainingRun):
         return compute_losses() if self.passes is None else self.passes.loss(self.number, output, compute_losses)
 
     def _compute_losses(self, output: Tensor) -> Tensor:
-        """Computes the loss; without a language-model head, a scalar whose gradient has the output's shape."""
+        """Computes the loss, or without a language-model head a scalar whose gradient has the output's shape."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
         new_tensor = self.graph.new_tensor
@@ -251,8 +253,8 @@ class RankRun:
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number, model_chunk.workspace = chunk_index, setup.workspace
             model_chunk.workspaces = self.chunks[0].workspaces
-        group = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group).orders[coordinates.pp]
+        group_size = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
+        self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group_size).orders[coordinates.pp]
         self.buckets: list[Storage] = []
 
     def check(self, layout: Layout) -> None:
@@ -319,34 +321,34 @@ class RankRun:
 
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
-        flights_by_pass: dict[tuple[int, int], Flight] = {}
+        flights_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
-        for i, (pass_kind, index, batch, *_) in enumerate(self.order):
-            chunk, key = self.chunks[index], (index, batch)
+        for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.order):
+            chunk, flight_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    flights_by_pass[key] = chunk.forward_of()
+                    flights_by_pass[flight_key] = chunk.forward_of()
                 else:
-                    chunk.backward_of(flights_by_pass.pop(key))
+                    chunk.backward_of(flights_by_pass.pop(flight_key))
                 continue
-            self.before_action(i)
+            self.before_action(action_number)
             if pass_kind == "F":
-                loss = chunk.forward_and_loss(batch)
+                loss = chunk.forward_and_loss(microbatch)
                 if loss is not None:
-                    losses[key] = loss
+                    losses[flight_key] = loss
                 del loss
             else:
-                chunk.backward_one_chunk(batch, losses.get(key))
-                if batch == self.training.microbatches - 1:
+                chunk.backward_one_chunk(microbatch, losses.get(flight_key))
+                if microbatch == self.training.microbatches - 1:
                     chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
-        """Hook before action `i` of the schedule; does nothing without sharding."""
+        """Hook before action `i` of the schedule, which does nothing without sharding."""
 
     def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
-        is_last_stage, count = model_chunk.stage.last, self.training.microbatches
-        warmup_chunks = min(count, self.layout.pp - model_chunk.stage.rank)
+        is_last_stage, microbatch_count = model_chunk.stage.last, self.training.microbatches
+        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):
@@ -361,7 +363,7 @@ class RankRun:
             loss = internal_losses[bwd_mb_index] if is_last_stage else None
             _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
             bwd_mb_index += 1
-            if fwd_mb_index == count:
+            if fwd_mb_index == microbatch_count:
                 break
             output = model_chunk.forward_one_chunk(fwd_mb_index)
             if is_last_stage:
@@ -369,7 +371,7 @@ class RankRun:
             _fwd_sends = None if is_last_stage else output.detached()
             fwd_mb_index += 1
         _send_work = _bwd_sends
-        while bwd_mb_index < count:
+        while bwd_mb_index < microbatch_count:
             loss = internal_losses[bwd_mb_index] if is_last_stage else None
             _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
             _send_work = _bwd_sends
@@ -403,6 +405,6 @@ def check_torch(layout: Layout) -> None:
     if layout.zero:
         others = "deepspeed or megatron" if layout.zero == 1 else "fsdp2 or deepspeed"
         raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework {others}")
-    for name, size in (("cp", layout.cp), ("ep", layout.ep)):
+    for size_name, size in (("cp", layout.cp), ("ep", layout.ep)):
         if size > 1:
-            raise InputError(f"--{name} {size}: not in torch's own kernels; expected --framework megatron")
+            raise InputError(f"--{size_name} {size}: not in torch's own kernels; expected --framework megatron")

@@ -19,7 +19,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from .pipeline import Chunk, Flight, RankRun, RankSetup
+from .pipeline import Chunk, MicroBatchInFlight, RankRun, RankSetup
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
@@ -67,7 +67,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
-    """Returns the number of micro-batches to replay on the allocator; the tensors of all micro-batches count.
+    """Returns the number of micro-batches to replay on the allocator.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
@@ -89,26 +89,26 @@ def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks:
     """
     training_config, layout = setup.training, setup.layout
     rank_run = RankRun(setup, memory_meter := EventMeter())
-    key = passes_key(rank_run)
+    cache_key = passes_key(rank_run)
     if (
-        key not in recorded_ranks
+        cache_key not in recorded_ranks
         and training_config.microbatches > MICROBATCHES_RUN_IN_FULL
         and not training_config.optimizer_in_backward
     ):
-        recorded_ranks[key] = record_rank(setup)
-    recorded_rank = recorded_ranks.get(key)
+        recorded_ranks[cache_key] = record_rank(setup)
+    recorded_rank = recorded_ranks.get(cache_key)
     if recorded_rank is not None and recorded_rank.traces is not None:
         prefix_cache = recorded_rank.prefix_cache(expandable)
-        count = micro_batches_on_allocator(layout, rank_run.chunks, training_config.microbatches)
+        microbatch_count = micro_batches_on_allocator(layout, rank_run.chunks, training_config.microbatches)
         try:
             _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
-            if count == training_config.microbatches:
+            if microbatch_count == training_config.microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
-            shorter_setup = replace(setup, training=replace(training_config, microbatches=count))
+            shorter_setup = replace(setup, training=replace(training_config, microbatches=microbatch_count))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
-                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
+                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
             )
         except NotRepeating:
             rank_run = RankRun(setup, memory_meter := EventMeter())
@@ -168,12 +168,12 @@ def _record_steps(
         model_chunk.passes = passes
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
-    for count in STEPS:
+    for microbatch_count in STEPS:
         rank_run.begin_step()
         if rank_run.layout.pp == 1:
-            _record_without_pipeline(rank_run, count)
+            _record_without_pipeline(rank_run, microbatch_count)
         else:
-            run_in_groups(rank_run.chunks, count, group_size)
+            run_in_groups(rank_run.chunks, microbatch_count, group_size)
         rank_run.end_passes()
         rank_run.update()
         rank_run.zero_grad()
@@ -185,17 +185,17 @@ def _record_steps(
     return parameters
 
 
-def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
+def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
     """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
-    for _ in range(count):
-        flight: Flight | None = chunk.forward_of()
+    for _ in range(microbatch_count):
+        flight: MicroBatchInFlight | None = chunk.forward_of()
         assert flight is not None
         chunk.backward_of(flight)
         flight = None
 
 
-def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:
+def run_in_groups(chunks: Sequence[Chunk], microbatch_count: int, group_size: int) -> None:
     """Runs micro-batches in groups: a group's forward passes, chunk by chunk, then its backward passes.
 
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
@@ -203,13 +203,13 @@ def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:
     """
     losses: list[list[Tensor | None]] = [[] for _ in chunks]
     last_chunk = chunks[-1] if chunks[-1].stage.last else None
-    for start in range(0, count, group_size):
-        batches = range(start, min(start + group_size, count))
+    for first_microbatch in range(0, microbatch_count, group_size):
+        group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
         for model_chunk in chunks:
-            for i in batches:
-                losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
+            for microbatch in group_microbatches:
+                losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
                 if model_chunk is last_chunk:
-                    model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+                    model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])
         for model_chunk in reversed(chunks):
-            for i in () if model_chunk is last_chunk else batches:
-                model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+            for microbatch in () if model_chunk is last_chunk else group_microbatches:
+                model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])

@@ -84,10 +84,10 @@ def is_torchtune(config: Table) -> bool:
     )
 
 
-def _component_name(table: Any) -> str:
+def _component_name(component_table: Any) -> str:
     """Returns the dotted Python name of a config's component; empty without one."""
-    name = table.get(COMPONENT) if isinstance(table, Mapping) else None
-    return name[:120] if isinstance(name, str) else ""
+    component_path = component_table.get(COMPONENT) if isinstance(component_table, Mapping) else None
+    return component_path[:120] if isinstance(component_path, str) else ""
 
 
 def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
@@ -136,7 +136,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
         run_settings |= _fake_quantization(reader, config)
-        world_size = reader.devices(source_file.world_size)
+        world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
         reshard = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
@@ -148,31 +148,31 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
-        value = reader.table(config, section).get("max_seq_len")
-        if value is not None:
-            return {"seq": size_of(reader, f"{section}.max_seq_len", value)}
+        max_length = reader.table(config, section).get("max_seq_len")
+        if max_length is not None:
+            return {"seq": size_of(reader, f"{section}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    table = reader.table(config, "optimizer")
-    name = _component_name(table)
+    optimizer_table = reader.table(config, "optimizer")
+    name = _component_name(optimizer_table)
     if name not in OPTIMIZERS:
         reader.unknown["optimizer"] = f"'{name}' is not modelled"
         return {}
     optimizer_settings = dict(OPTIMIZERS[name])
-    if table.get("fused") is True:
+    if optimizer_table.get("fused") is True:
         optimizer_settings["optimizer_impl"] = "fused"
     return optimizer_settings
 
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    name = _component_name(config.get("loss")).rpartition(".")[2]
-    if name not in LOSSES:
-        reader.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
+    loss_class = _component_name(config.get("loss")).rpartition(".")[2]
+    if loss_class not in LOSSES:
+        reader.unknown["loss"] = f"'{loss_class}' is not modelled; {', '.join(LOSSES)} are"
         return {}
-    return dict(LOSSES[name])
+    return dict(LOSSES[loss_class])
 
 
 def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -180,13 +180,14 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
     """
-    table = reader.table(config, "quantizer")
-    if not table:
+    quantizer_table = reader.table(config, "quantizer")
+    if not quantizer_table:
         return {}
-    name = _component_name(table).rpartition(".")[2]
-    if name not in QAT_QUANTIZERS:
+    quantizer_class = _component_name(quantizer_table).rpartition(".")[2]
+    if quantizer_class not in QAT_QUANTIZERS:
         reader.unknown["quantizer"] = (
-            f"'{name}' is not modelled; {QAT_QUANTIZERS[0]} is; --allow-unknown counts plain weights, which need less"
+            f"'{quantizer_class}' is not modelled; {QAT_QUANTIZERS[0]} is; "
+            "--allow-unknown counts plain weights, which need less"
         )
         return {}
     if reader.flag(config, "compile"):
@@ -197,7 +198,7 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if config.get("fake_quant_after_n_steps"):
         reader.notes.append("fake_quant_after_n_steps: the steps after it are counted, which need more")
-    group_size = reader.size(table, "groupsize", 256)
+    group_size = reader.size(quantizer_table, "groupsize", 256)
     return {"fake_quantize": f"int8-int4:{group_size}:untied"}
 
 

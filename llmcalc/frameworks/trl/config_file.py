@@ -103,17 +103,17 @@ def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
     has_sign = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
-    return "model_name_or_path" in config and has_sign and any(name in config for name in trainer_signs)
+    return "model_name_or_path" in config and has_sign and any(argument in config for argument in trainer_signs)
 
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         config = _with_model_arguments(reader, config)
-        is_grpo = any(name in config for name in GRPO_SIGNS)
+        is_grpo = any(argument in config for argument in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         reader.check_names(config, (*keys_read(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored)
-        known_loss_keys = (name for name in PREFERENCE_SIGNS if config.get(name) is not None)
+        known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")

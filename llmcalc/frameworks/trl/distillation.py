@@ -28,17 +28,17 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 """
 
 
-def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_bytes: int) -> Launch:
+def with_teacher(reading: LaunchReader, arguments: Table, launch: Launch, loaded_bytes: int) -> Launch:
     """Returns the run with a teacher's weights and loss. loaded_bytes: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
-    name = str(data[TEACHER])[:200]
+    teacher_name = str(arguments[TEACHER])[:200]
     for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
-        if reading.flag(data, option):
+        if reading.flag(arguments, option):
             raise reading.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
     loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
-    width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][data.get("beta", 0.5) in (0, 1)]
+    width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     is_divided = launch.framework == "deepspeed" and launch.layout.zero == 3
     loss = SecondLoss(SOURCE, width, "divergence of logits")
-    return with_teacher_model(reading, launch, TEACHER, name, loaded_format, loss, is_divided)
+    return with_teacher_model(reading, launch, TEACHER, teacher_name, loaded_format, loss, is_divided)

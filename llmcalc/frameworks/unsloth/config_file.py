@@ -80,8 +80,8 @@ OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
 
 
-def recompute_settings(value: Any) -> dict[str, Any]:
+def recompute_settings(setting: Any) -> dict[str, Any]:
     """Returns the settings of recomputation for a value of Unsloth's gradient checkpointing."""
-    if value == OFFLOADED_CHECKPOINTS:
+    if setting == OFFLOADED_CHECKPOINTS:
         return {"recompute": "full", "offload_activations": True}
-    return {"recompute": "full"} if value in (True, "true", "True") else {}
+    return {"recompute": "full"} if setting in (True, "true", "True") else {}

@@ -53,14 +53,14 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(text, source_file.where)
         functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
         cells = [statement for function in functions for statement in function.body]
-        names = constants([*syntax_tree.body, *cells])
+        variables = constants([*syntax_tree.body, *cells])
         calls = list(_named_calls(syntax_tree))
-        model = _call_arguments(reader, calls, names, lambda name: _is_method(name, "from_pretrained"))
+        model = _call_arguments(reader, calls, variables, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
-        adapters = _call_arguments(reader, calls, names, lambda name: _is_method(name, "get_peft_model"))
+        adapters = _call_arguments(reader, calls, variables, lambda name: _is_method(name, "get_peft_model"))
         kinds = dict.fromkeys(name for name, _ in calls if name in CONFIGS)
         kind = "GRPOConfig" if "GRPOConfig" in kinds else next(iter(kinds), "")
         if len(kinds) > 1:
@@ -69,8 +69,8 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config = _call_arguments(reader, calls, names, lambda name: name == kind) or {}
-        trainer = _call_arguments(reader, calls, names, lambda name: name.endswith("Trainer")) or {}
+        config = _call_arguments(reader, calls, variables, lambda name: name == kind) or {}
+        trainer = _call_arguments(reader, calls, variables, lambda name: name.endswith("Trainer")) or {}
         is_standby = STANDBY.search(text) is not None
         return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind], is_standby)
 
@@ -127,10 +127,10 @@ def _read_calls(
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model.get("qat_scheme") is not None:
         reader.unknown["qat_scheme"] = QUANTIZATION_AWARE
-    name = str(model.get("model_name", ""))
-    model_name = FOUR_BITS.sub("", name)
-    if model_name != name:
-        reader.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
+    loaded_name = str(model.get("model_name", ""))
+    model_name = FOUR_BITS.sub("", loaded_name)
+    if model_name != loaded_name:
+        reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
     launched_run = trainer_launch(reader, {}, run_settings, target=model_name)
     if loss != "grpo":
         return launched_run
@@ -165,11 +165,11 @@ def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], words: Mappin
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
-    group = reader.size(config, "num_generations", 8)
-    if words["batch"] * words["num_microbatches"] * (reader.source.world_size or 1) % group == 0:
+    group_size = reader.size(config, "num_generations", 8)
+    if words["batch"] * words["num_microbatches"] * (reader.source.world_size or 1) % group_size == 0:
         return {}
-    reader.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group}")
-    return {"batch": group}
+    reader.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group_size}")
+    return {"batch": group_size}
 
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +193,8 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 
-def _is_method(name: str, method: str) -> bool:
-    return name in (f"{loader}.{method}" for loader in LOADERS)
+def _is_method(called_name: str, method: str) -> bool:
+    return called_name in (f"{loader}.{method}" for loader in LOADERS)
 
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
@@ -215,22 +215,22 @@ GRPO_LENGTHS = ("max_prompt_length", "max_completion_length")
 
 
 def _call_arguments(
-    reader: LaunchReader, calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any
+    reader: LaunchReader, calls: list[tuple[str, ast.Call]], variables: Mapping[str, Any], matches: Any
 ) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call with a matching name; None without such a call.
 
     Prompts and completions whose lengths the file computes have all tokens of `max_seq_length` together.
     """
-    call = next((call for name, call in calls if matches(name)), None)
+    call = next((call for argument, call in calls if matches(argument)), None)
     if call is None:
         return None
-    values = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
-    if call.args and "model_name" not in values:
-        values["model_name"] = value_of(call.args[0], names)
-    unresolved = {name for name, value in values.items() if isinstance(value, Unknown)}
-    for name in sorted(DECIDING & unresolved):
-        reader.unknown[name] = "is known only when the file runs"
-    if unresolved.intersection(GRPO_LENGTHS):
+    arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in call.keywords if keyword.arg}
+    if call.args and "model_name" not in arguments:
+        arguments["model_name"] = value_of(call.args[0], variables)
+    unresolved_arguments = {argument for argument, setting in arguments.items() if isinstance(setting, Unknown)}
+    for argument in sorted(DECIDING & unresolved_arguments):
+        reader.unknown[argument] = "is known only when the file runs"
+    if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
-        unresolved.update(GRPO_LENGTHS)
-    return {name: value for name, value in values.items() if name not in unresolved}
+        unresolved_arguments.update(GRPO_LENGTHS)
+    return {argument: setting for argument, setting in arguments.items() if argument not in unresolved_arguments}

@@ -91,14 +91,14 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     settings = {}
-    for key, value in overrides.items():
-        if is_unresolved(value) and key in DEVICES and reader.source.devices_typed:
+    for key, override in overrides.items():
+        if is_unresolved(override) and key in DEVICES and reader.source.devices_typed:
             continue
-        if is_unresolved(value) and key in DEVICES:
-            raise reader.wrong(key, f"{unresolved_reason(value)}, or expected --devices")
-        if is_unresolved(value) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
-            raise reader.wrong(key, unresolved_reason(value))
-        settings[key] = plain_value(value)
+        if is_unresolved(override) and key in DEVICES:
+            raise reader.wrong(key, f"{unresolved_reason(override)}, or expected --devices")
+        if is_unresolved(override) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
+            raise reader.wrong(key, unresolved_reason(override))
+        settings[key] = plain_value(override)
     return settings
 
 
@@ -125,23 +125,23 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
         tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
         return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
-    name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
-    if config.get(name) is None and config.get(total_key) is not None:
+    if config.get(size_key) is None and config.get(total_key) is not None:
         ranks = _training_devices(reader, config) // sequence_ranks
         return max(1, size_of(reader, total_key, config[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
-    if config.get(name) is None:
-        raise reader.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
-    return size_of(reader, name, config[name]), prompt_tokens + response_tokens
+    if config.get(size_key) is None:
+        raise reader.wrong(size_key, "missing; expected it, or use_dynamic_bsz=True")
+    return size_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
-def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
+def _micro_batches(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.size(config, f"{ROLLOUT}.n", 1)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
-    return max(1, mini_batch * responses_per_prompt // (batch * max(1, ranks)))
+    return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
 
 
 def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -197,12 +197,12 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
     section = f"{ACTOR}.fsdp_config"
-    for name in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
-        if reader.flag(config, f"{section}.{name}"):
-            reader.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
-    for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
-        if reader.flag(config, f"{OPTIMIZER}{name}"):
-            reader.unknown[f"{OPTIMIZER}{name}"] = "it is of Megatron-Core"
+    for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
+        if reader.flag(config, f"{section}.{offload_key}"):
+            reader.notes.append(f"{section}.{offload_key}: counted as on the device, where it is during the update")
+    for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
+        if reader.flag(config, f"{OPTIMIZER}{offload_key}"):
+            reader.unknown[f"{OPTIMIZER}{offload_key}"] = "it is of Megatron-Core"
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
@@ -225,10 +225,10 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if "lora_rank" in settings and weights in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    size = reader.size(config, f"{section}.fsdp_size", -1, least=-1)
-    shards = world_size if size < 1 or size > world_size else size
+    shard_count = reader.size(config, f"{section}.fsdp_size", -1, least=-1)
+    shards = world_size if shard_count < 1 or shard_count > world_size else shard_count
     if world_size % shards:
-        raise reader.wrong(f"{section}.fsdp_size", f"{size}; expected a divisor of {world_size} devices")
+        raise reader.wrong(f"{section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
     layout = Layout(
         dp=world_size,
         zero=3 if world_size > 1 else 0,
@@ -254,19 +254,20 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         if reader.flag(config, f"{section}.{argument_name}"):
             reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
 
-    def size(name: str, default: int = 1) -> int:
+    def section_size(name: str, default: int = 1) -> int:
         return reader.size(config, f"{section}.{name}", default)
 
     override = f"{section}.override_transformer_config"
     tp, pp, cp = (
-        size(f"{argument_name}_parallel_size") for argument_name in ("tensor_model", "pipeline_model", "context")
+        section_size(f"{argument_name}_parallel_size")
+        for argument_name in ("tensor_model", "pipeline_model", "context")
     )
     batch, tokens = _micro_batch_shape(reader, config, cp)
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=size("expert_model_parallel_size"),
+        ep=section_size("expert_model_parallel_size"),
         etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
         vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
         stage_ends=stage_ends(reader, config, f"{override}."),
@@ -286,15 +287,15 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
 
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py; trainer/config/model, `lora`)."""
+    """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py)."""
     section = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
         raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section}.rank for Megatron-Core")
     rank = config.get(f"{section}.rank")
     if rank in (None, 0):
         return {}
-    kind = reader.value(config, f"{section}.type", "lora")
-    if kind != "lora":
-        reader.unknown[f"{section}.type"] = f"{shown(kind)[:40]} is not modelled; lora is"
-    targets, dropout = (config.get(f"{section}.{name}") for name in ("target_modules", "dropout"))
+    adapter_type = reader.value(config, f"{section}.type", "lora")
+    if adapter_type != "lora":
+        reader.unknown[f"{section}.type"] = f"{shown(adapter_type)[:40]} is not modelled; lora is"
+    targets, dropout = (config.get(f"{section}.{adapter_key}") for adapter_key in ("target_modules", "dropout"))
     return bridge_adapters(reader, section, rank, targets, dropout)

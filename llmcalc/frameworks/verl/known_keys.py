@@ -66,12 +66,12 @@ NOTED = {
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
-    for key, value in config.items():
-        if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
+    for key, override in config.items():
+        if not key.startswith((ACTOR, MODEL)) or override in (None, False, 0, "none", "null"):
             continue
-        name = key.removeprefix("actor_rollout_ref.")
-        if name in NOTED:
-            note = f"{key}: {NOTED[name]}"
-            reader.notes += [note] * (value not in ("alltoall",))
-        elif name not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(name) is None:
-            reader.unknown[key[:100]] = f"{shown(value)[:40]} is not modelled"
+        short_key = key.removeprefix("actor_rollout_ref.")
+        if short_key in NOTED:
+            note = f"{key}: {NOTED[short_key]}"
+            reader.notes += [note] * (override not in ("alltoall",))
+        elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
+            reader.unknown[key[:100]] = f"{shown(override)[:40]} is not modelled"

@@ -39,7 +39,7 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, megatron: bool) -> Rollout:
     """Returns the rollout engine and the other models (trainer/config/rollout/rollout.yaml, ref, critic)."""
     layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
-    kind = "megatron" if megatron else "fsdp_config"
+    section_kind = "megatron" if megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
     sequences, tokens = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
@@ -55,7 +55,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         offloaded=frozenset(
             states
             for argument_name, states in OFFLOADED.items()
-            if reader.flag(config, f"{ACTOR}.{kind}.{argument_name}")
+            if reader.flag(config, f"{ACTOR}.{section_kind}.{argument_name}")
         ),
         reference=_reference_model(reader, config, layout, megatron),
         critic=_critic_place(reader, config, megatron),
@@ -73,11 +73,11 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
 
 def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[str, Any]]:
     """Returns the rollout engine's name and flags; an empty name for an unmodelled engine."""
-    name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
-    if name not in ENGINE_FLAGS:
-        reader.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
+    engine_name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
+    if engine_name not in ENGINE_FLAGS:
+        reader.notes.append(f"{ROLLOUT}.name {shown(engine_name)}: not modelled; its memory is not counted")
         return "", {}
-    tp_flag, share_flag, length_flag = ENGINE_FLAGS[name]
+    tp_flag, share_flag, length_flag = ENGINE_FLAGS[engine_name]
     lengths = (
         reader.size(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
@@ -87,29 +87,29 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
         length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(lengths),
     }
-    if name == "vllm":
+    if engine_name == "vllm":
         flags["max_num_seqs"] = reader.size(config, f"{ROLLOUT}.max_num_seqs", 256)
         flags["max_num_batched_tokens"] = reader.size(config, f"{ROLLOUT}.max_num_batched_tokens", 8192)
         flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
-    for size in DIVIDING:
-        if config.get(f"{ROLLOUT}.{size}") not in (None, 1):
-            reader.unknown[f"{ROLLOUT}.{size}"] = "the engine's rollouts are modelled with tensor parallelism alone"
-    return name, flags | _engine_arguments(reader, config, name)
+    for size_key in DIVIDING:
+        if config.get(f"{ROLLOUT}.{size_key}") not in (None, 1):
+            reader.unknown[f"{ROLLOUT}.{size_key}"] = "the engine's rollouts are modelled with tensor parallelism alone"
+    return engine_name, flags | _engine_arguments(reader, config, engine_name)
 
 
-def _engine_arguments(reader: LaunchReader, config: Table, name: str) -> dict[str, Any]:
+def _engine_arguments(reader: LaunchReader, config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
-    section = f"{ROLLOUT}.engine_kwargs.{name}."
-    flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
+    section = f"{ROLLOUT}.engine_kwargs.{engine_name}."
+    flag_by_field = {flag.field: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
-    for key, value in config.items():
+    for key, setting in config.items():
         argument = key.removeprefix(section)
         if (
             key.startswith(section)
-            and value is not None
+            and setting is not None
             and not (argument in flag_by_field and flag_by_field[argument].is_idle)
         ):
-            flags[argument] = value
+            flags[argument] = setting
     return flags
 
 
@@ -131,7 +131,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
-    has_adapters = any(config.get(f"{MODEL}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
+    has_adapters = any(config.get(f"{MODEL}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:
         return Model()
     section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"

@@ -64,12 +64,12 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong("engine", f"{shown(engine)} is not read; expected fsdp")
     if str(config.get("engine.fsdp_size", -1)) != "-1":
         reader.unknown["engine.fsdp_size"] = "groups of fewer devices than all are not modelled"
-    without = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
+    replaced_keys = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
     reader.ignored += [key for key in config if key.startswith(ENGINE_IGNORED)]
     renamed = {
-        ENGINE_KEYS.get(key, key): value
-        for key, value in config.items()
-        if key not in without and not key.startswith(ENGINE_IGNORED)
+        ENGINE_KEYS.get(key, key): override
+        for key, override in config.items()
+        if key not in replaced_keys and not key.startswith(ENGINE_IGNORED)
     }
     if reader.flag(config, "data.use_dynamic_bsz", True):
         ranks = reader.size(config, "engine.ulysses_sequence_parallel_size", 1)
@@ -86,14 +86,14 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
             reader.ignored.append(argument_name)
         elif argument_name not in READ:
             reader.unknown[argument_name[:100]] = "no key that is known"
-    world_size = reader.devices(reader.source.world_size)
+    world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
     length = reader.size(config, "data.max_length", 1024)
     if length % cp:
         raise reader.wrong("ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {length}")
-    ranks = world_size // cp
+    replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
-        batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // ranks)
+        batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
     else:
         batch = reader.size(config, "data.micro_batch_size_per_gpu", 4)
     weights = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
@@ -106,7 +106,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         "attn_implementation": "flash",
         "batch": batch,
         "seq": length // cp,
-        "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * ranks)),
+        "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * replica_count)),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",
     }

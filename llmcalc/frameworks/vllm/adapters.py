@@ -29,10 +29,10 @@ ADAPTS_EXPERTS_FROM = (0, 19)
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the number of adapter slots and the LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
-    number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
-    if rank not in LORA_RANKS:
-        raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, LORA_RANKS))}")
-    return number, rank
+    slots, lora_rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
+    if lora_rank not in LORA_RANKS:
+        raise InputError(f"--max-lora-rank {lora_rank}: expected one of {', '.join(map(str, LORA_RANKS))}")
+    return slots, lora_rank
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
@@ -43,28 +43,28 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora"):
         return 0
-    number, lora_rank = adapter_slots(flags)
+    slots, lora_rank = adapter_slots(flags)
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
-    size = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return number * lora_rank * size * _adapter_widths(rank, version)
+    adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
+    return slots * lora_rank * adapter_element_bytes * _adapter_widths(rank, version)
 
 
 def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
-    widths = 0
-    vocabulary = rank.vocab_size
+    total_width = 0
+    vocab_size = rank.vocab_size
     for tree_node in rank.model.tree().walk():
-        op = tree_node.node.op
+        layer_op = tree_node.node.op
         if tree_node.optional:
             continue
         if tree_node.kind in ("embedding", "lm_head"):
-            if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
-                widths += int(tree_node.times) * (vocabulary + rank.hidden_size)
-        elif isinstance(op, ExpertLinear):
+            if isinstance(layer_op, Embedding | Linear) and vocab_size <= LARGEST_VOCABULARY:
+                total_width += int(tree_node.times) * (vocab_size + rank.hidden_size)
+        elif isinstance(layer_op, ExpertLinear):
             if version < ADAPTS_EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
-            widths += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
-        elif isinstance(op, Linear):
-            widths += int(tree_node.times * (op.n_in + op.n_out))
-    return widths
+            total_width += int(tree_node.times * layer_op.num_experts * (layer_op.n_in + layer_op.n_out))
+        elif isinstance(layer_op, Linear):
+            total_width += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
+    return total_width

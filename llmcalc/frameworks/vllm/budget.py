@@ -28,6 +28,7 @@ from .cache_formats import (
     scales_latents,
     stores_latents_in_float8,
 )
+from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
@@ -87,9 +88,6 @@ FULL_GRAPHS_FROM = (0, 11)
 FLASH = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
 
-COMPILATION_PEAK = 1_400 * MIB
-"""The most that compiling was seen to hold at its peak where the profile run holds less (seven pairs of starts)."""
-
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
 
@@ -134,7 +132,9 @@ class Server(EngineServer):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
         self.check_context_ranks()
-        if self.flags.get("disable_sliding_window") and any(cache.window for cache in self.rank(0).token_caches):
+        if self.flags.get("disable_sliding_window") and any(
+            cache.window for cache in self.rank_of_stage(0).token_caches
+        ):
             raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
 
     def check_context_ranks(self) -> None:
@@ -145,15 +145,18 @@ class Server(EngineServer):
         ranks = self.context_ranks
         if ranks == 1:
             return
-        heads = 1 if self.rank(0).latent_projections else min(key_heads(self.preset.model), default=1)
-        version = CONTEXT_RANKS_FROM[heads > 1]
-        if self.numbers < version:
-            text = ".".join(map(str, version))
-            raise InputError(f"--decode-context-parallel-size: is modelled for this model from vLLM {text} on")
-        if self.tp % ranks or heads * ranks > self.tp:
+        key_head_count = 1 if self.rank_of_stage(0).latent_projections else min(key_heads(self.preset.model), default=1)
+        first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
+        if self.version_numbers < first_version:
+            first_version_text = ".".join(map(str, first_version))
+            raise InputError(
+                f"--decode-context-parallel-size: is modelled for this model from vLLM {first_version_text} on"
+            )
+        if self.tp % ranks or key_head_count * ranks > self.tp:
             raise InputError(
                 f"--decode-context-parallel-size {ranks}: expected a divisor of --tensor-parallel-size {self.tp} of at "
-                f"most {max(1, self.tp // heads)}, as the model has {heads} head{'s' * (heads > 1)} of keys"
+                f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
+                f"head{'s' * (key_head_count > 1)} of keys"
             )
         if self.speculation.tokens:
             raise InputError("--decode-context-parallel-size: with drafted tokens is not modelled; remove one of them")
@@ -165,7 +168,7 @@ class Server(EngineServer):
 
     def check_environment(self) -> None:
         """Raises `InputError` for environment variables and JSON flags that are not modelled."""
-        if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= FIRST_VERSION_WITHOUT_V0:
+        if self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers >= FIRST_VERSION_WITHOUT_V0:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
@@ -173,15 +176,15 @@ class Server(EngineServer):
                 f"--kv-transfer-config: the connector {shown(kv_connector)} is not modelled; expected one of "
                 f"{', '.join(CPU_CONNECTORS)}"
             )
-        unknown = sorted(set(self.compilation) - set(COMPILATION_KEYS))
-        if unknown:
-            raise InputError(f"--compilation-config: {shown(unknown[0])} is not modelled; remove the key")
+        unknown_keys = sorted(set(self.compilation) - set(COMPILATION_KEYS))
+        if unknown_keys:
+            raise InputError(f"--compilation-config: {shown(unknown_keys[0])} is not modelled; remove the key")
 
     @property
     def compilation(self) -> Mapping[str, Any]:
         """The contents of `--compilation-config`: name → value."""
-        table: Mapping[str, Any] = self.flags.get("compilation_config", {})
-        return table
+        compilation_config: Mapping[str, Any] = self.flags.get("compilation_config", {})
+        return compilation_config
 
     @cached_property
     def speculation(self) -> Speculation:
@@ -200,18 +203,22 @@ class Server(EngineServer):
         """Whether image and audio encoders are loaded; false if the flags allow neither images nor audio."""
         if self.flags.get("language_model_only"):
             return False
-        limits = self.flags.get("limit_mm_per_prompt", {})
-        allows_no_input = bool(limits) and all(input_limit(limit) == 0 for limit in limits.values())
-        return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= SKIPS_ENCODERS_FROM)
+        input_limits = self.flags.get("limit_mm_per_prompt", {})
+        allows_no_input = bool(input_limits) and all(
+            input_limit(input_count) == 0 for input_count in input_limits.values()
+        )
+        return not (
+            allows_no_input and {"image", "video"} <= set(input_limits) and self.version_numbers >= SKIPS_ENCODERS_FROM
+        )
 
     @property
     def subtracts_graphs(self) -> bool:
         """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
-        chosen_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-        has_estimate = self.second_runner is None or self.second_runner.estimates_graphs
-        if chosen_value is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
+        variable_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        runner_estimates_graphs = self.second_runner is None or self.second_runner.estimates_graphs
+        if variable_value is None or self.version_numbers < GRAPHS_ARE_ESTIMATED_FROM or not runner_estimates_graphs:
             return self.rules.subtracts_graphs
-        return bool(chosen_value)
+        return bool(variable_value)
 
     def has_class_of(self, classes: tuple[str, ...]) -> bool:
         """Returns whether the model's class is one of `classes`."""
@@ -220,47 +227,51 @@ class Server(EngineServer):
     @cached_property
     def graphs(self) -> CUDAGraphs:
         """The CUDA graphs that the server captures."""
-        is_larger = self.has_class_of(self.record.larger_graphs)
-        default_limit = GRAPH_SIZES[-1] if is_larger else min(2 * self.decoded_tokens, LARGEST_SIZE)
+        captures_larger_batches = self.has_class_of(self.engine_record.larger_graphs)
+        default_limit = GRAPH_SIZES[-1] if captures_larger_batches else min(2 * self.decoded_tokens, LARGEST_SIZE)
         return cuda_graphs(
             self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
         )
 
     @property
-    def record(self) -> VLLMRecord:
+    def engine_record(self) -> VLLMRecord:
         return vllm_record()
 
     @property
     def version_of_rules(self) -> tuple[int, ...]:
         """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
-        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_V0_VERSION
-        return LAST_V0_VERSION if is_first_engine else self.numbers
+        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
+        return LAST_V0_VERSION if is_first_engine else self.version_numbers
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
         """The memory rules of vLLM's second model runner; None if the first one runs the model."""
-        return second_runner(self.record, self.version_of_rules, self.rank(0), self.flags)
+        return second_runner(self.engine_record, self.version_of_rules, self.rank_of_stage(0), self.flags)
 
     @cached_property
     def rules(self) -> Rules:
         """The version's memory rules, with the model runner and sampler of this server."""
-        rules = self.record.rules(self.version_of_rules)
+        rules = self.engine_record.rules(self.version_of_rules)
         if self.second_runner is not None:
             rules = rules_with_runner(rules, self.second_runner)
         return rules_with_sampler(
-            self.record, self.version_of_rules, rules, self.flags, has_second_runner=self.second_runner is not None
+            self.engine_record,
+            self.version_of_rules,
+            rules,
+            self.flags,
+            has_second_runner=self.second_runner is not None,
         )
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
         """Whether torch's sort is counted where an installed FlashInfer would sample with fewer copies."""
         has_second_runner = self.second_runner is not None
-        return assumes_torch_sampler(self.record, self.version_of_rules, self.flags, has_second_runner)
+        return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
 
     @cached_property
     def state_rules(self) -> StateRules:
         """The version's rules for recurrent states."""
-        return self.record.state_rules(self.version_of_rules)
+        return self.engine_record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
         """Whether every sequence occupies a cache block: true for recurrent states decoded in full CUDA graphs."""
@@ -294,14 +305,16 @@ class Server(EngineServer):
     @property
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
-        word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        return self.scheme_of(word, SCHEMES)
+        quantization_flag = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
+        return self.scheme_of(quantization_flag, SCHEMES)
 
     @property
     def max_num_seqs(self) -> int:
-        chosen_value = self.flags.get("max_num_seqs")
-        default = self.record.defaults(self.version_of_rules, self.hardware).max_num_seqs * self.default_limit_factor
-        return int(chosen_value or min(default, self.max_num_batched_tokens))
+        flag_value = self.flags.get("max_num_seqs")
+        default_sequences = (
+            self.engine_record.defaults(self.version_of_rules, self.hardware).max_num_seqs * self.default_limit_factor
+        )
+        return int(flag_value or min(default_sequences, self.max_num_batched_tokens))
 
     @property
     def default_limit_factor(self) -> int:
@@ -311,41 +324,45 @@ class Server(EngineServer):
     @property
     def divides_prompts(self) -> bool:
         """Whether prompts are read in chunks: by default always, in V0 where requests have more than 32,768 tokens."""
-        is_divided = self.rules.generation != "v0" or self.longest_request > 32768
-        return bool(self.flags.get("enable_chunked_prefill", is_divided))
+        default_choice = self.rules.generation != "v0" or self.longest_request > 32768
+        return bool(self.flags.get("enable_chunked_prefill", default_choice))
 
     @property
     def max_num_batched_tokens(self) -> int:
-        chosen_value = self.flags.get("max_num_batched_tokens")
-        if chosen_value:
-            return int(chosen_value)
-        defaults = self.record.defaults(self.version_of_rules, self.hardware)
-        default = defaults.max_num_batched_tokens * self.default_limit_factor
+        flag_value = self.flags.get("max_num_batched_tokens")
+        if flag_value:
+            return int(flag_value)
+        defaults = self.engine_record.defaults(self.version_of_rules, self.hardware)
+        default_tokens = defaults.max_num_batched_tokens * self.default_limit_factor
         if self.rules.generation == "v0" and self.divides_prompts:
             return self.rules.chunk_above_32k
         if not self.divides_prompts:
-            default = max(self.longest_request, default)
+            default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
-            return default
+            return default_tokens
         sequences = int(self.flags.get("max_num_seqs", defaults.max_num_seqs * self.default_limit_factor))
-        return max(min(default, sequences * self.longest_request), sequences if "max_num_seqs" in self.flags else 1)
+        return max(
+            min(default_tokens, sequences * self.longest_request), sequences if "max_num_seqs" in self.flags else 1
+        )
 
     @property
     def tokens_in_flight(self) -> int:
         """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
-        finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
-        is_async = self.flags.get("async_scheduling", not finds_drafts and not self._has_first_ray_executor)
+        uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
         batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
         return batches * self.max_num_batched_tokens
 
     @property
     def _has_first_ray_executor(self) -> bool:
-        """Whether Ray's first executor runs the ranks, which schedules one batch at a time (v1/executor/abstract.py,
-        `supports_async_scheduling`); the second one is the default."""
-        is_ray = self.flags.get("distributed_executor_backend") == "ray"
-        return is_ray and self.flags.get(RAY_EXECUTOR_VARIABLE, 1) == 0
+        """Whether Ray's first executor runs the ranks; it schedules a single batch at a time.
+
+        The second executor is the default (v1/executor/abstract.py, `supports_async_scheduling`).
+        """
+        runs_under_ray = self.flags.get("distributed_executor_backend") == "ray"
+        return runs_under_ray and self.flags.get(RAY_EXECUTOR_VARIABLE, 1) == 0
 
     @property
     def decoded_tokens(self) -> int:
@@ -379,58 +396,67 @@ class Server(EngineServer):
             "tensor_parallel_size": self.tp,
         }
 
-    def rank(self, stage: int) -> EngineRank:
+    def rank_of_stage(self, stage_number: int) -> EngineRank:
         """Returns the model on the first rank of a pipeline stage."""
-        loads_towers = self.loads_towers and stage == 0
-        rank_number = self.layout.rank(pp=stage)
-        has_draft_modules = self.speculation.with_mtp and stage == self.pp - 1
+        loads_towers = self.loads_towers and stage_number == 0
+        rank_number = self.layout.rank(pp=stage_number)
+        has_draft_modules = self.speculation.with_mtp and stage_number == self.pp - 1
         return EngineRank(
             self.preset, self.layout, rank_number, self.quantize, self.dtype, loads_towers, has_draft_modules
         )
 
-    def profile_run(self, stage: int) -> ProfileRun:
+    def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
-        units = self.hardware.compute_units
+        compute_units, rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
+        compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.times_kernels and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
-            units=DEFAULT_COMPUTE_UNITS if units is None else units.count,
-            last_stage=stage == self.pp - 1,
+            units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
+            last_stage=stage_number == self.pp - 1,
             chunked=self.divides_prompts,
             stages=self.pp,
-            encoder=self.encoder_run if stage == 0 else None,
+            encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
-            workspace=sparse_workspace(self.rank(stage), self.longest_request, self.max_num_batched_tokens),
+            workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
             cublas_workspace=runtime_of(self.hardware).workspace,
+            compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
+            if compiles_embedding
+            else 0,
         )
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether a start that compiles times kernels, which takes memory."""
+        return times_kernels(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
         """The image encoder's part of the profile run; None without an encoder, or if it is not modelled."""
         if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
             return None
-        limits = self.flags.get("limit_mm_per_prompt", {})
-        has_videos = input_limit(limits.get("video", 1)) != 0
+        inputs_per_prompt = self.flags.get("limit_mm_per_prompt", {})
+        has_videos = input_limit(inputs_per_prompt.get("video", 1)) != 0
         patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
-        is_whole = self.flags.get("mm_encoder_tp_mode") == "data"
-        videos, chunk_bytes = self.record.videos_as_images(self.version_of_rules), None
-        if videos is not None and not reads_chunks_of_images(self.preset.model):
-            videos = None
-        if videos is not None:
-            free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank(0))
-            chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos.reads_chunks else 0
+        ranks_have_whole_encoder = self.flags.get("mm_encoder_tp_mode") == "data"
+        videos_as_images, chunk_bytes = self.engine_record.videos_as_images(self.version_of_rules), None
+        if videos_as_images is not None and not reads_chunks_of_images(self.preset.model):
+            videos_as_images = None
+        if videos_as_images is not None:
+            free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank_of_stage(0))
+            chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
         request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
             sequences=self.max_num_seqs,
             length=self.longest_request,
-            limit=image_limit(limits),
-            ranks=1 if is_whole else self.tp,
-            image_ranks=self.tp if is_whole else 1,
+            limit=image_limit(inputs_per_prompt),
+            ranks=1 if ranks_have_whole_encoder else self.tp,
+            image_ranks=self.tp if ranks_have_whole_encoder else 1,
             element_bytes=self.element_bytes,
-            frames=self.record.frames_of_videos(self.version_of_rules, patch_size),
-            size=image_size(limits),
-            videos=videos if has_videos else None,
+            frames=self.engine_record.frames_of_videos(self.version_of_rules, patch_size),
+            size=image_size(inputs_per_prompt),
+            videos=videos_as_images if has_videos else None,
             chunk_bytes=chunk_bytes,
         )
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
@@ -441,49 +467,57 @@ class Server(EngineServer):
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """
         if self.rules.generation == "v0":
-            return int(self.record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
-        is_flash = self.flags.get("attention_backend", FLASH) == FLASH
-        is_split = is_flash and self.numbers >= FULL_GRAPHS_FROM and not self.has_class_of(self.record.triton_attention)
-        capability = self.hardware.compute_capability if is_split else None
-        split_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, capability)
-        return self.graphs.estimated_bytes(self.record.cuda_graphs, rank, split_bytes)
+            return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
+        uses_flash_attention = self.flags.get("attention_backend", FLASH) == FLASH
+        splits_sequences = (
+            uses_flash_attention
+            and self.version_numbers >= FULL_GRAPHS_FROM
+            and not self.has_class_of(self.engine_record.triton_attention)
+        )
+        compute_capability = self.hardware.compute_capability if splits_sequences else None
+        split_buffer_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, compute_capability)
+        return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes)
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
-        table_bytes = 4 if self.has_class_of(self.record.float32_tables) else self.element_bytes
-        tables = rank.rope_table_elements(VIDEO_FACTOR) * table_bytes
+        rope_element_bytes = 4 if self.has_class_of(self.engine_record.float32_tables) else self.element_bytes
+        rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.widths
-        padding = 0
+        padding_bytes = 0
         if rank.scheme == "mxfp4" and experts is not None:
-            padded_experts = self.record.padded_experts(self.numbers, self.hardware).bytes_of(
+            padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).bytes_of(
                 rank.hidden_size, experts.width
             )
-            expert = 3 * experts.width * rank.hidden_size * 17 // 32
-            padding = rank.number_of_layers * experts.number * (padded_experts - expert)
+            expert_bytes = 3 * experts.width * rank.hidden_size * 17 // 32
+            padding_bytes = rank.number_of_layers * experts.number * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copies = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
-        copies += unused_projection_bytes(rank, self.record.whole_projections)
-        copies += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
-        return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
+        copied_bytes = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
+        copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
+        copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
+        return max(0, rank.weights + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
-        whole_bytes, rank_bytes = (
+        whole_encoder_bytes, rank_encoder_bytes = (
             placed_rank.weights - replace(placed_rank, with_towers=False).weights
             for placed_rank in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
         )
-        return whole_bytes - rank_bytes
+        return whole_encoder_bytes - rank_encoder_bytes
 
     def cache_element_bytes(self, rank: EngineRank) -> Fraction:
         """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
-        word = str(self.flags.get("kv_cache_dtype", ""))
-        if word in PACKED_FORMATS:
-            return packed_bytes(word, rank, self.numbers)
-        if word == SCALED_LATENTS and not rank.selects_latents:
-            raise InputError(f"--kv-cache-dtype {word}: only sparse attention has such a cache; expected fp8")
-        if word in ("", *AUTO_WORDS) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
+        cache_format = str(self.flags.get("kv_cache_dtype", ""))
+        if cache_format in PACKED_FORMATS:
+            return packed_bytes(cache_format, rank, self.version_numbers)
+        if cache_format == SCALED_LATENTS and not rank.selects_latents:
+            raise InputError(f"--kv-cache-dtype {cache_format}: only sparse attention has such a cache; expected fp8")
+        if (
+            cache_format in ("", *AUTO_WORDS)
+            and rank.selects_latents
+            and stores_latents_in_float8(self.hardware, self.version_numbers)
+        ):
             return Fraction(1)
         return Fraction(self.cached_element_bytes)
 
@@ -494,26 +528,26 @@ class Server(EngineServer):
         """
         if not compressed_layers(rank):
             return None
-        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
-            raise InputError(f"--kv-cache-dtype {word}: of compressed attention is not modelled; expected fp8")
+        if (cache_format := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
+            raise InputError(f"--kv-cache-dtype {cache_format}: of compressed attention is not modelled; expected fp8")
         if self.flags.get("block_size", ENTRY_BLOCK) != ENTRY_BLOCK:
             raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {ENTRY_BLOCK}")
-        for name, is_given in (
+        for feature, is_used in (
             ("--disable-hybrid-kv-cache-manager", bool(self.flags.get("disable_hybrid_kv_cache_manager"))),
             ("--decode-context-parallel-size", self.context_ranks > 1),
             ("--speculative-config with a draft model", self.draft is not None),
         ):
-            if is_given:
-                raise InputError(f"{name}: is not modelled beside compressed attention; remove the flag")
+            if is_used:
+                raise InputError(f"{feature}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
-        return compressed_pool(rank, self.record.page_layout(self.version_of_rules), has_fp4_indexer)
+        return compressed_pool(rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
 
-    def pool(self, rank: EngineRank) -> BlockPool:
+    def kv_block_pool(self, rank: EngineRank) -> BlockPool:
         """Returns the block pool of a rank's KV cache and recurrent states."""
-        compressed = self.compressed_pool(rank)
-        if compressed is not None:
-            return compressed
-        backend = str(self.flags.get("attention_backend", ""))
+        compressed_pool = self.compressed_pool(rank)
+        if compressed_pool is not None:
+            return compressed_pool
+        attention_backend = str(self.flags.get("attention_backend", ""))
         return block_pool(
             rank,
             self.cache_element_bytes(rank),
@@ -532,14 +566,14 @@ class Server(EngineServer):
                 self.element_bytes,
             ),
             has_scaled_latents=self.flags.get("kv_cache_dtype") == SCALED_LATENTS
-            or scales_latents(self.hardware, self.numbers, backend),
+            or scales_latents(self.hardware, self.version_numbers, attention_backend),
         )
 
-    def stage(self, stage_number: int) -> Stage:
+    def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
-        pool = self.pool(rank)
-        memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
+        rank, profile_run, rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
+        pool = self.kv_block_pool(rank)
+        memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank))
         outside_bytes = self.measured_or_computed(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
@@ -548,10 +582,10 @@ class Server(EngineServer):
         weights = self.stored_weights(rank)
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
-        weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
+        weights += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
         weights = self.measured_or_computed("weights", weights)
-        peak = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
-        taken_bytes = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
+        profile_run_bytes = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
+        taken_bytes = weights + profile_run_bytes + outside_bytes + (graphs if self.subtracts_graphs else 0)
         cache_bytes = int(
             self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
         )
@@ -559,27 +593,33 @@ class Server(EngineServer):
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
-            Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
+            Term(
+                "budget", budget, "source", rules.source_place, f"{self.utilization} × total (--gpu-memory-utilization)"
+            ),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term(
                 "profile_run",
-                peak,
-                estimate if profile_run.workspace else "source",
-                rules.place,
+                profile_run_bytes,
+                estimate if profile_run.workspace or profile_run.compilation_bytes else "source",
+                rules.source_place,
                 profile_run.origin(rank, rules),
             ),
             Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._non_torch_origin),
-            Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
+            Term("cuda_graphs", graphs, estimate, self.engine_record.cuda_graphs.source, graph_origin),
             Term(
-                "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
+                "kv_cache",
+                max(cache_bytes, 0),
+                estimate,
+                rules.source_place,
+                f"{blocks:,} blocks of {pool.block_size} tokens",
             ),
         )
-        return Stage(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
+        return StageMemory(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
 
     @cached_property
-    def fullest_stage(self) -> Stage:
+    def fullest_stage(self) -> StageMemory:
         """The memory of the pipeline stage with the fewest cache blocks."""
-        return min(map(self.stage, range(self.pp)), key=lambda stage: stage.blocks)
+        return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.blocks)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
@@ -589,14 +629,14 @@ class Server(EngineServer):
 
     @property
     def _non_torch_origin(self) -> str:
-        has_counts = self.second_runner is not None and self.second_runner.counts_penalties
-        return "context, NCCL and libraries" + (", counts for penalties" if has_counts else "")
+        includes_penalty_counts = self.second_runner is not None and self.second_runner.counts_penalties
+        return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
         scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
         if self.flags.get("enable_lora"):
-            slots, lora_rank = adapter_slots(self.flags)
-            scheme += f", with {slots} slots for adapters of rank {lora_rank}"
+            adapter_slot_count, lora_rank = adapter_slots(self.flags)
+            scheme += f", with {adapter_slot_count} slots for adapters of rank {lora_rank}"
         if self.speculation.draft is not None:
             return f"{scheme}, with {self.speculation.draft.name} that drafts"
         return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme
@@ -604,10 +644,10 @@ class Server(EngineServer):
     @property
     def free_bytes_at_start(self) -> int:
         """The device's free bytes when the engine starts, after the CUDA context."""
-        return self.total_memory - self.record.cuda_context(self.hardware, self.tp * self.pp).mib * MIB
+        return self.total_memory - self.engine_record.cuda_context(self.hardware, self.tp * self.pp).mib * MIB
 
 
-class Stage(NamedTuple):
+class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
 
     terms: tuple[Term, ...]
@@ -623,61 +663,67 @@ def memory(server: Server) -> EngineMemory:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
     fullest_stage = server.fullest_stage
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
-    length, chunk = server.longest_request, server.tokens_in_flight
-    concurrency = pool.max_concurrency(blocks, length, chunk)
-    message = _startup_error(server, fullest_stage, concurrency)
+    longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
+    concurrency = pool.max_concurrency(blocks, longest_tokens, tokens_in_flight)
+    startup_error = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=pool.printed_tokens(blocks, length, chunk, rules),
+        kv_tokens=pool.printed_tokens(blocks, longest_tokens, tokens_in_flight, rules),
         blocks=blocks,
         max_concurrency=concurrency,
-        starts=not message,
-        message=message,
-        max_model_len=length,
+        starts=not startup_error,
+        message=startup_error,
+        max_model_len=longest_tokens,
         devices=server.devices,
         block_size=pool.block_size,
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
-        most_sequences=fullest_stage.blocks if message.startswith(server.record.messages["sequences"]) else 0,
+        most_sequences=fullest_stage.blocks
+        if startup_error.startswith(server.engine_record.messages["sequences"])
+        else 0,
         notes=tuple(filter(None, (server.version.note, *_server_notes(server)))),
     )
 
 
-def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
+def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
-    messages, rules, length = server.record.messages, server.rules, server.longest_request
-    budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
-    if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
-        return f"{messages['aligned_block']} (--max-num-batched-tokens {batch}); expected at least {block}"
+    message_texts, rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
+    budget, batch_tokens, block_tokens = (
+        stage_memory.terms[0].bytes,
+        server.max_num_batched_tokens,
+        stage_memory.pool.block_size,
+    )
+    if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
+        message_start = message_texts["aligned_block"]
+        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
     if rules.checks_free_memory and server.free_bytes_at_start < budget:
-        return f"{messages['free_memory']} ({server.utilization}): {server.free_bytes_at_start / GIB:.2f} GiB are free"
-    if stage.available <= 0:
-        return messages["no_cache"]
+        free_gib = server.free_bytes_at_start / GIB
+        return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
+    if stage_memory.available <= 0:
+        return message_texts["no_cache"]
     if concurrency < 1:
-        longest_request_tokens = stage.pool.longest_request(stage.blocks, server.tokens_in_flight, length)
-        text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
-        return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
-    if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
-        return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
+        longest_request_tokens = stage_memory.pool.longest_request(
+            stage_memory.blocks, server.tokens_in_flight, max_model_len
+        )
+        message_start = message_texts["one_request_v0" if rules.generation == "v0" else "one_request"]
+        return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
+    if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.blocks:
+        return f"{message_texts['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage_memory.blocks} fit"
     unused_bytes = (server.total_memory if rules.counts_context else server.free_bytes_at_start) - budget
-    if not server.subtracts_graphs and unused_bytes < stage.graphs:
-        return messages["outside_budget"]
+    if not server.subtracts_graphs and unused_bytes < stage_memory.graphs:
+        return message_texts["outside_budget"]
     return ""
 
 
 def _server_notes(server: Server) -> list[str]:
     notes = []
-    stage_peak = next(term.bytes for term in server.fullest_stage.terms if term.name == "profile_run")
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
         )
-    if server.rules.generation == "v1" and server.graphs.number and stage_peak < COMPILATION_PEAK:
-        notes.append(
-            "a restart is counted; a first start, which compiles, has 0.5 to 1.2 GiB less cache (vLLM issues 54122, "
-            "54383)"
-        )
+    if server.times_kernels:
+        notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
     if server.speculation.tokens:
@@ -692,7 +738,19 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
+def _compilation_notes(server: Server) -> list[str]:
+    """Returns a note on the cache of a start that compiles, if it is smaller or not known."""
+    if server.preset.model.towers:
+        return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
+    first_start = server.with_flags(**{CACHE_VARIABLE: 1})
+    lost_bytes = server.fullest_stage.available - first_start.fullest_stage.available
+    if lost_bytes <= 0:
+        return []
+    lost_gib = f"{lost_bytes / GIB:.2f} GiB"
+    return [f"a restart is counted; a first start, which compiles, has {lost_gib} less cache ({CACHE_VARIABLE}=1)"]
+
+
 def longest_request(server: Server) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
-    stage = server.fullest_stage
-    return stage.pool.longest_request(stage.blocks, server.tokens_in_flight, server.longest_request)
+    fullest_stage = server.fullest_stage
+    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)

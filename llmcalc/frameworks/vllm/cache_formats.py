@@ -64,41 +64,42 @@ def _has_capability(hardware: Hardware, major: int) -> bool:
     return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major
 
 
-def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+def packed_bytes(cache_format: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
     """Returns the bytes per element of the KV cache, with the element's part of the scales.
 
-    word: the format. rank: the model of a rank. Raises `InputError` for a model or a version that has no such cache.
+    cache_format: word of --kv-cache-dtype. rank: the model of a rank. Raises `InputError` for a model or a version that
+    has no such cache.
     """
     if version < PACKED_FORMATS_FROM:
-        raise InputError(f"--kv-cache-dtype {word}: vLLM 0.19 and earlier have no such cache; expected fp8")
+        raise InputError(f"--kv-cache-dtype {cache_format}: vLLM 0.19 and earlier have no such cache; expected fp8")
     if rank.latent_projections:
-        raise InputError(f"--kv-cache-dtype {word}: of latent attention is not modelled; expected fp8")
-    if word == "nvfp4":
+        raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
+    if cache_format == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attentions = [mixer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, Attention)]
-    dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attentions}
-    if len(dims) != 1:
-        raise InputError(f"--kv-cache-dtype {word}: heads of several sizes are not modelled; expected fp8")
-    head_dim = dims.pop()
-    if word in TURBOQUANT:
-        return _turboquant_bytes(word, head_dim, rank, version)
-    return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, head_dim)
+    attention_layers = [mixer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, Attention)]
+    head_dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attention_layers}
+    if len(head_dims) != 1:
+        raise InputError(f"--kv-cache-dtype {cache_format}: heads of several sizes are not modelled; expected fp8")
+    head_dim = head_dims.pop()
+    if cache_format in TURBOQUANT:
+        return _turboquant_bytes(cache_format, head_dim, rank, version)
+    return Fraction(1, 2 if cache_format.startswith("int4") else 1) + Fraction(SCALE_BYTES, head_dim)
 
 
-def _turboquant_bytes(word: str, head_dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
     """Returns the bytes per element of keys and values in a format of TurboQuant. head_dim: elements of a head.
 
     Beside recurrent states all layers of full attention have the format; of other models the first two and the last
     two keep 16 bits (`get_boundary_skip_layers`).
     """
     if version < TURBOQUANT_FROM:
-        raise InputError(f"--kv-cache-dtype {word}: is modelled from vLLM 0.21 on; expected fp8")
+        raise InputError(f"--kv-cache-dtype {cache_format}: is modelled from vLLM 0.21 on; expected fp8")
     if not rank.state_caches or any(cache.window for cache in rank.token_caches):
         raise InputError(
-            f"--kv-cache-dtype {word}: is modelled for models with recurrent states alone, whose layers all have it; "
-            "expected fp8"
+            f"--kv-cache-dtype {cache_format}: is modelled for models with recurrent states alone, whose layers "
+            "all have it; expected fp8"
         )
-    key_bits, value_bits = TURBOQUANT[word]
-    keys = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
-    slot = keys + -(-head_dim * value_bits // 8) + 4
-    return Fraction(slot + slot % 2, 2 * head_dim)
+    key_bits, value_bits = TURBOQUANT[cache_format]
+    key_bytes = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
+    token_bytes = key_bytes + -(-head_dim * value_bits // 8) + 4
+    return Fraction(token_bytes + token_bytes % 2, 2 * head_dim)

@@ -21,12 +21,12 @@ FP8_SCHEME = "fp8-dynamic"
 """The scheme of a quantized checkpoint that is tried."""
 
 
-def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
-    most_sequences, block = server_memory.most_sequences, server_memory.block_size
-    if server_memory.message.startswith(server.record.messages["aligned_block"]):
-        yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
+    most_sequences, block_tokens = server_memory.most_sequences, server_memory.block_size
+    if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
+        yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
@@ -36,14 +36,14 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:
         yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
-    if server.cached_element_bytes > 1 and not compressed_layers(server.rank(0)):
+    if server.cached_element_bytes > 1 and not compressed_layers(server.rank_of_stage(0)):
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
     if not server.flags.get("enforce_eager") and server.rules.subtracts_graphs:
         yield "--enforce-eager", {"enforce_eager": True}
     if server.utilization < HIGHEST_UTILIZATION:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
-    if server.rank(0).scheme is None and server.preset.stored_as is None:
+    if server.rank_of_stage(0).scheme is None and server.preset.stored_as is None:
         yield "--quantization fp8", {"quantize": FP8_SCHEME}
 
 
@@ -65,5 +65,7 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
-    flags: dict[str, Any] = {name: parallel_size for name, parallel_size in parallel_sizes.items() if parallel_size > 1}
+    flags: dict[str, Any] = {
+        flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1
+    }
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})

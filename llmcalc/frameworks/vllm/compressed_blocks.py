@@ -56,20 +56,25 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     pages_by_group: dict[tuple[int, int | None], list[Pages]] = {}
     for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
         pages_by_group.setdefault((pages.block, pages.window), []).append(pages)
-    entries = pages_by_group.pop((ENTRY_BLOCK, None), [])
-    if not entries:
+    entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
+    if not entry_pages:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
-    sizes = sorted({pages.bytes for pages in entries})
-    counts = [_number_of_tuples(entries), *map(_number_of_tuples, pages_by_group.values())]
-    divisor = _least_padding(counts, counts[0])
-    groups, slots = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entries)]
-    for (block, window), group in pages_by_group.items():
+    page_sizes = sorted({pages.bytes for pages in entry_pages})
+    tuple_counts = [_number_of_tuples(entry_pages), *map(_number_of_tuples, pages_by_group.values())]
+    tuples_per_group = _tuples_per_group(tuple_counts, tuple_counts[0])
+    groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
+    for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
-            group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
-        tuple_count = -(-_number_of_tuples(group) // divisor)
-        groups.append(LayerGroup(tuple_count, window, block=block))
-        slots.append({size: -(-layers // tuple_count) for size, layers in _layers_by_size(group).items()})
-    return BlockPool(_block_bytes(slots, sizes, layout), ENTRY_BLOCK, tuple(groups))
+            group_pages = [
+                pages._replace(bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= pages.bytes))
+                for pages in group_pages
+            ]
+        tuple_count = -(-_number_of_tuples(group_pages) // tuples_per_group)
+        groups.append(LayerGroup(tuple_count, window, block=block_tokens))
+        pages_per_block.append(
+            {page_bytes: -(-layers // tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
+        )
+    return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(groups))
 
 
 def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
@@ -81,22 +86,29 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
     for mixer, layers in compressed_layers(rank):
         key_bytes = compressed_key_bytes(mixer)
         yield Pages(layers, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window)
-        rate = mixer.compress_rate
-        if rate is None:
+        tokens_per_entry = mixer.compress_rate
+        if tokens_per_entry is None:
             continue
-        if rate not in STATE_BLOCKS:
-            raise InputError(f"--engine vllm: entries of {rate} tokens; expected {' or '.join(map(str, STATE_BLOCKS))}")
+        if tokens_per_entry not in STATE_BLOCKS:
+            raise InputError(
+                f"--engine vllm: entries of {tokens_per_entry} tokens; expected {' or '.join(map(str, STATE_BLOCKS))}"
+            )
         entry_bytes = {mixer.head_dim: key_bytes}
         if mixer.indexer is not None:
             index_head_dim = mixer.indexer.index_head_dim
             entry_bytes[index_head_dim] = (
                 index_head_dim // 2 + index_head_dim // 32 if has_fp4_entries else float8_bytes(index_head_dim)
             )
-        windows = 1 + mixer.overlap
+        windows_per_state = 1 + mixer.overlap
         for index_head_dim, bytes_of_entry in entry_bytes.items():
-            state_bytes = 2 * windows * index_head_dim * FLOAT32_BYTES  # values and scores of each token
-            yield Pages(layers, _align_page(ENTRY_BLOCK // rate * bytes_of_entry), ENTRY_BLOCK, None)
-            yield Pages(layers, _align_page(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
+            state_bytes = 2 * windows_per_state * index_head_dim * FLOAT32_BYTES  # values and scores of each token
+            yield Pages(layers, _align_page(ENTRY_BLOCK // tokens_per_entry * bytes_of_entry), ENTRY_BLOCK, None)
+            yield Pages(
+                layers,
+                _align_page(STATE_BLOCKS[tokens_per_entry] * state_bytes),
+                STATE_BLOCKS[tokens_per_entry],
+                windows_per_state * tokens_per_entry,
+            )
     if rank.drafting_layers:
         first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield Pages(
@@ -107,36 +119,38 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         )
 
 
-def _align_page(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _align_page(page_bytes: int) -> int:
+    return -(-page_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
+def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
     """Bytes of a page → number of layers with pages of this size in a group."""
     layers: dict[int, int] = {}
-    for pages in group:
+    for pages in group_pages:
         layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
     return layers
 
 
-def _number_of_tuples(group: Iterable[Pages]) -> int:
+def _number_of_tuples(group_pages: Iterable[Pages]) -> int:
     """The number of page tuples (one page of each size) in a group."""
-    return max(_layers_by_size(group).values())
+    return max(_layers_by_size(group_pages).values())
 
 
-def _least_padding(counts: list[int], least_padding: int) -> int:
-    """Returns the number of tuples, at least `least_padding`, whose multiples exceed the counts least; the larger
-    of equals (`_approximate_gcd`).
+def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
+    """Returns the number of tuples per group, at least `least_tuples`, that pads the groups least.
+
+    Of equals the larger number (`_approximate_gcd`).
     """
     return min(
-        range(least_padding, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number)
+        range(least_tuples, max(tuple_counts) + 1),
+        key=lambda padded_count: (sum(-tuple_count % padded_count for tuple_count in tuple_counts), -padded_count),
     )
 
 
-def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:
-    """Returns the bytes of a block. slots: for each group, the bytes of a page → the number of pages in a block."""
+def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], layout: PageLayout) -> int:
+    """Returns the bytes of a block. pages_per_block: for each group, bytes of a page → number of pages in a block."""
     if layout == "tuples":
-        return sum(sizes) * max(max(pages.values()) for pages in slots)
+        return sum(page_sizes) * max(max(pages.values()) for pages in pages_per_block)
     if layout == "page sizes":
-        return sum(size * max(pages.get(size, 0) for pages in slots) for size in sizes)
-    return max(sum(size * count for size, count in pages.items()) for pages in slots)
+        return sum(size * max(pages.get(size, 0) for pages in pages_per_block) for size in page_sizes)
+    return max(sum(size * count for size, count in pages.items()) for pages in pages_per_block)

@@ -54,7 +54,7 @@ class CUDAGraphs(NamedTuple):
         return (self.piecewise + self.full) * self.copies
 
     def estimated_bytes(self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int) -> int:
-        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: of `split_buffer_bytes`."""
+        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: from `split_buffer_bytes`."""
         if not self.number:
             return 0
         complex_layers = layers_with_many_kernels(rank)
@@ -68,15 +68,15 @@ class CUDAGraphs(NamedTuple):
 
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
         """
-        is_flash = int(float(compute_capability or 0)) == FLASH_ATTENTION_3 and element_bytes == 2
-        if not is_flash or not 0 < self.largest_batch <= LARGEST_SPLIT_BATCH:
+        splits_sequences = int(float(compute_capability or 0)) == FLASH_ATTENTION_3 and element_bytes == 2
+        if not splits_sequences or not 0 < self.largest_batch <= LARGEST_SPLIT_BATCH:
             return 0
-        widths = [
+        query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or rank.hidden_size // mixer.num_attention_heads)
             for mixer, _ in mixers(rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= WIDEST_HEAD
         ]
-        return SPLITS * self.largest_batch * max(widths, default=0) // rank.layout.tp * 4
+        return SPLITS * self.largest_batch * max(query_widths, default=0) // rank.layout.tp * 4
 
 
 def cuda_graphs(
@@ -92,18 +92,18 @@ def cuda_graphs(
         return CUDAGraphs()
     chosen_sizes = flags.get("cudagraph_capture_sizes") or compilation.get("cudagraph_capture_sizes")
     default_sizes = INTERACTIVE_SIZES if flags.get("performance_mode") == "interactivity" else GRAPH_SIZES
-    sizes = default_sizes if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
-    size_limit = flags.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size"))
-    if size_limit is None:
-        size_limit = max(sizes) if chosen_sizes else default_limit
-    captured_sizes = [size for size in sizes if size <= min(size_limit, batch_tokens)]
-    full_sizes = [size for size in captured_sizes if size <= decoded_tokens]
-    has_copies = flags.get("enable_lora") and compilation.get("cudagraph_specialize_lora", True)
+    batch_sizes = default_sizes if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
+    largest_size = flags.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size"))
+    if largest_size is None:
+        largest_size = max(batch_sizes) if chosen_sizes else default_limit
+    captured_sizes = [batch_size for batch_size in batch_sizes if batch_size <= min(largest_size, batch_tokens)]
+    full_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
+    has_adapter_graphs = flags.get("enable_lora") and compilation.get("cudagraph_specialize_lora", True)
     return CUDAGraphs(
         piecewise=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
         full=0 if graph_mode == "PIECEWISE" else len(full_sizes),
         largest_batch=0 if graph_mode == "PIECEWISE" else max(full_sizes, default=0),
-        copies=2 if has_copies else 1,  # v1/cudagraph_dispatcher.py
+        copies=2 if has_adapter_graphs else 1,  # v1/cudagraph_dispatcher.py
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...components.inputs.base import Encoded, ImageRule
+from ...components.inputs.base import EncodedInput, ImageRule
 from ...components.inputs.budget import Budget
 from ...components.inputs.smart_resize import SmartResize
 from ...components.towers.vision import VisionTower
@@ -79,32 +79,35 @@ def input_limit(limit: Any) -> Any:
     return limit.get("count", DEFAULT_IMAGE_LIMIT) if isinstance(limit, Mapping) else limit
 
 
-def image_limit(limits: Mapping[str, Any]) -> int:
+def image_limit(inputs_per_prompt: Mapping[str, Any]) -> int:
     """Returns the largest number of images per request (`--limit-mm-per-prompt`). Raises `InputError`."""
-    limit = input_limit(limits.get("image", DEFAULT_IMAGE_LIMIT))
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
-        raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
-    return limit
+    image_count = input_limit(inputs_per_prompt.get("image", DEFAULT_IMAGE_LIMIT))
+    if isinstance(image_count, bool) or not isinstance(image_count, int) or not 0 <= image_count <= 10**6:
+        raise InputError(f"--limit-mm-per-prompt: image: {shown(image_count)}; expected a whole number")
+    return image_count
 
 
-def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
+def image_size(inputs_per_prompt: Mapping[str, Any]) -> tuple[int, int] | None:
     """Returns the image's height and width in pixels from `--limit-mm-per-prompt`; None for the largest image.
 
     Raises `InputError` for sizes that are no whole numbers.
     """
-    table = limits.get("image")
-    if not isinstance(table, Mapping) or not {"height", "width"} <= set(table):
+    image_settings = inputs_per_prompt.get("image")
+    if not isinstance(image_settings, Mapping) or not {"height", "width"} <= set(image_settings):
         return None
-    size = table["height"], table["width"]
-    if any(isinstance(side, bool) or not isinstance(side, int) or not 0 < side <= 10**6 for side in size):
+    image_size_in_pixels = image_settings["height"], image_settings["width"]
+    if any(
+        isinstance(side_pixels, bool) or not isinstance(side_pixels, int) or not 0 < side_pixels <= 10**6
+        for side_pixels in image_size_in_pixels
+    ):
         raise InputError("--limit-mm-per-prompt: image: height and width: expected whole numbers of pixels")
-    return size
+    return image_size_in_pixels
 
 
 def image_tower(spec: ModelSpec) -> VisionTower | None:
     """Returns the image encoder; None without an encoder with a known image processor."""
-    towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
-    return towers[0] if len(towers) == 1 and towers[0].image is not None else None
+    vision_towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
+    return vision_towers[0] if len(vision_towers) == 1 and vision_towers[0].image is not None else None
 
 
 def patch_of_long_videos(spec: ModelSpec) -> int:
@@ -121,61 +124,72 @@ def reads_chunks_of_images(spec: ModelSpec) -> bool:
     return tower is not None and isinstance(tower.image, Budget)
 
 
-def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str, Any]) -> EncoderRun | None:
+def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Mapping[str, Any]) -> EncoderRun | None:
     """Returns the image encoder's part of a model's profile run; None if it is unknown or gets no images.
 
-    processor: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
+    processor_settings: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """
     tower = image_tower(spec)
     if tower is None or tower.image is None or request.limit == 0:
         return None
-    rule = _apply_processor_limits(tower.image, processor)
-    sizes = (
+    image_rule = _apply_processor_limits(tower.image, processor_settings)
+    image_sizes = (
         [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
         if request.size is None
         else [request.size]
     )
-    image = max(_processed_images(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
-    copies = 1
+    largest_image = max(
+        _processed_images(image_rule, image_sizes, tower.patches.patch_size),
+        key=lambda processed_image: processed_image.tokens,
+    )
+    images_per_input = 1
     if request.frames:
-        most_images = max(1, request.length // image.tokens)
-        copies = min(request.frames // tower.patches.temporal_patch_size, most_images)
-    marks = int(getattr(rule, "marks", 0))
-    tokens, image_patches = image.tokens - marks, image.parts * image.rows * image.columns
-    if request.videos is not None and isinstance(rule, Budget):
-        image_patches = image_patches * request.videos.frame_tokens // rule.max_tokens
-        copies, tokens, marks = request.videos.frames, request.videos.frame_tokens, request.videos.marks
-    tokens, marked_tokens = copies * tokens, copies * (tokens + (marks if request.videos is not None else 0))
-    budget = max(request.tokens, marked_tokens)
+        most_images = max(1, request.length // largest_image.tokens)
+        images_per_input = min(request.frames // tower.patches.temporal_patch_size, most_images)
+    mark_tokens = int(getattr(image_rule, "marks", 0))
+    tokens, image_patches = (
+        largest_image.tokens - mark_tokens,
+        largest_image.parts * largest_image.rows * largest_image.columns,
+    )
+    if request.videos is not None and isinstance(image_rule, Budget):
+        image_patches = image_patches * request.videos.frame_tokens // image_rule.max_tokens
+        images_per_input, tokens, mark_tokens = request.videos.frames, request.videos.frame_tokens, request.videos.marks
+    tokens, marked_tokens = (
+        images_per_input * tokens,
+        images_per_input * (tokens + (mark_tokens if request.videos is not None else 0)),
+    )
+    token_budget = max(request.tokens, marked_tokens)
     prompt_images = max(1, min(request.limit, request.length // marked_tokens))
-    images = max(1, min(budget // marked_tokens, request.sequences * prompt_images))
-    patches = copies * image_patches
-    pixel = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
-    element = request.element_bytes
-    rank_patches = patches * -(-images // request.image_ranks)
+    images = max(1, min(token_budget // marked_tokens, request.sequences * prompt_images))
+    patches_per_input = images_per_input * image_patches
+    patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
+    element_bytes = request.element_bytes
+    rank_patches = patches_per_input * -(-images // request.image_ranks)
     if request.chunk_bytes is not None and tower.positions is not None:
-        chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
-        rank_patches = min(rank_patches, image_patches * max(1, chunk))
+        images_per_chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
+        rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
         images,
         tokens,
-        rank_patches * (pixel + _layer_elements(tower, request.ranks)) * element,
-        images * tokens * spec.hidden_size * element,
-        images * patches * pixel * element,
+        rank_patches * (patch_elements + _layer_elements(tower, request.ranks)) * element_bytes,
+        images * tokens * spec.hidden_size * element_bytes,
+        images * patches_per_input * patch_elements * element_bytes,
     )
 
 
-def _processed_images(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
+def _processed_images(
+    image_rule: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
+) -> list[EncodedInput]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
-    images = []
-    for height, width in sizes:
+    processed_images = []
+    for height, width in image_sizes:
         try:
-            images.append(rule.encode(height, width, patch_size))
+            processed_images.append(image_rule.encode(height, width, patch_size))
         except InputError:
             continue
-    if not images:
+    if not processed_images:
         raise InputError("--limit-mm-per-prompt: the processor reads no image of this size; expected another")
-    return images
+    return processed_images
 
 
 def _layer_elements(tower: VisionTower, ranks: int) -> int:
@@ -183,41 +197,43 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
     """
-    hidden_size, block = tower.hidden_size, tower.stack.block
-    attention, network = block.attention, block.feed_forward
-    width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
-    vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
+    hidden_size, encoder_layer = tower.hidden_size, tower.stack.block
+    attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
+    query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
+    attention_vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
     reduced_output = hidden_size if ranks > 1 else 0
-    attention_elements = 2 * hidden_size + vectors * width // ranks + hidden_size + reduced_output
-    network_elements = 3 * hidden_size + (3 if network.gated else 2) * network.intermediate_size // ranks
+    attention_elements = 2 * hidden_size + attention_vectors * query_width // ranks + hidden_size + reduced_output
+    network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // ranks
     return int((hidden_size if tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
-def _apply_processor_limits(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
+def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[str, Any]) -> ImageRule:
     """Returns the image processor with the limits of `--mm-processor-kwargs`."""
-    table = dict(processor)
-    size = table.pop("size", {})
-    if not isinstance(size, Mapping):
-        raise InputError(f"--mm-processor-kwargs: size: {shown(size)}; expected a table with longest_edge")
-    most_pixels = table.pop("max_pixels", size.get("longest_edge"))
-    min_pixels = table.pop("min_pixels", None)
-    for name in [name for name in table if name in IDLE_PROCESSOR_KEYS]:
-        table.pop(name)
-    if table or (most_pixels is not None and not isinstance(rule, SmartResize)):
+    settings = dict(processor_settings)
+    size_settings = settings.pop("size", {})
+    if not isinstance(size_settings, Mapping):
+        raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
+    most_pixels = settings.pop("max_pixels", size_settings.get("longest_edge"))
+    min_pixels = settings.pop("min_pixels", None)
+    for key in [key for key in settings if key in IDLE_PROCESSOR_KEYS]:
+        settings.pop(key)
+    if settings or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
         raise InputError(
-            f"--mm-processor-kwargs: {shown(next(iter(table), 'max_pixels'))} is not modelled for this model; "
+            f"--mm-processor-kwargs: {shown(next(iter(settings), 'max_pixels'))} is not modelled for this model; "
             "remove the key"
         )
-    if not isinstance(rule, SmartResize):
-        return rule
-    limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
-    for name, value in limits.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**10):
-            raise InputError(f"--mm-processor-kwargs: {name}: {shown(value)}; expected a number of pixels")
-    changed_limits = {name: value for name, value in limits.items() if value is not None}
+    if not isinstance(image_rule, SmartResize):
+        return image_rule
+    pixel_limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
+    for key, pixel_limit in pixel_limits.items():
+        if pixel_limit is not None and (
+            isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
+        ):
+            raise InputError(f"--mm-processor-kwargs: {key}: {shown(pixel_limit)}; expected a number of pixels")
+    changed_limits = {key: pixel_limit for key, pixel_limit in pixel_limits.items() if pixel_limit is not None}
     if most_pixels is not None and min_pixels is None:
-        changed_limits["min_pixels"] = min(rule.min_pixels, most_pixels)
-    return rule.model_copy(update=changed_limits)
+        changed_limits["min_pixels"] = min(image_rule.min_pixels, most_pixels)
+    return image_rule.model_copy(update=changed_limits)
 
 
 IDLE_PROCESSOR_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")

@@ -25,18 +25,18 @@ def rules_with_sampler(
     """
     if not flags.get(SAMPLER_VARIABLE):
         return rules
-    rows = ranges_at(record.flashinfer_sampler, version)
-    if not rows or has_second_runner:
-        first_version, end = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
-        where = (
+    version_rows = ranges_at(record.flashinfer_sampler, version)
+    if not version_rows or has_second_runner:
+        first_version, first_unsupported_version = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
+        supported_versions = (
             "of the second model runner is not modelled"
-            if rows
-            else f"is modelled from vLLM {first_version} on, before {end}"
+            if version_rows
+            else f"is modelled from vLLM {first_version} on, before {first_unsupported_version}"
         )
-        raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {where}; remove the variable")
-    sampler = {"logits_copies": rows[-1].logits_copies, "sampler_rows_per_unit": 0}
+        raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {supported_versions}; remove the variable")
+    changed_rules = {"logits_copies": version_rows[-1].logits_copies, "sampler_rows_per_unit": 0}
     return rules.model_copy(
-        update=sampler | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
+        update=changed_rules | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
     )
 
 
@@ -44,5 +44,7 @@ def assumes_torch_sampler(
     record: VLLMRecord, version: Numbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
     """Whether an installed FlashInfer would be the sampler, without a variable that says so."""
-    rows = ranges_at(record.flashinfer_sampler, version)
-    return bool(rows) and rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner
+    version_rows = ranges_at(record.flashinfer_sampler, version)
+    return (
+        bool(version_rows) and version_rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner
+    )

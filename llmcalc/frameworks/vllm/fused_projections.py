@@ -1,4 +1,4 @@
-"""Tensors that vLLM allocates beside a Gemma 3n's or Gemma 4's own (model_executor/models/gemma4.py).
+"""Additional tensors that vLLM allocates for Gemma 3n and Gemma 4 (model_executor/models/gemma4.py).
 
 Its classes have one matrix of queries, keys and values in each layer: also in layers that take keys and values from a
 lower one, and in layers whose values are the projected keys. CUDA graphs read the small embeddings
@@ -12,21 +12,21 @@ from ...costs.params import params
 from ..engines.rank import EngineRank, architectures, mixers
 
 
-def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
+def unused_projection_bytes(rank: EngineRank, class_names: tuple[str, ...]) -> int:
     """Returns the bytes of a rank's unused projections, in the number format of the other attention projections.
 
-    classes: names of the model classes that have them.
+    class_names: names of the model classes that have them.
     """
-    if {*architectures(rank.preset)}.isdisjoint(classes):
+    if {*architectures(rank.preset)}.isdisjoint(class_names):
         return 0
-    elements = 0
+    unused_elements = 0
     for mixer, layers in mixers(rank.preset.model):
         if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
             key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // rank.layout.tp)
             head_dim = mixer.head_dim or rank.hidden_size // mixer.num_attention_heads
-            elements += layers * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
+            unused_elements += layers * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
     stored_elements = int(params(rank.model).by_component["attention"])
-    return elements * rank.weights_by_component["attention"] // (stored_elements * rank.layout.pp)
+    return unused_elements * rank.weights_by_component["attention"] // (stored_elements * rank.layout.pp)
 
 
 def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
@@ -38,5 +38,5 @@ def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> 
     decoder = rank.preset.model.decoder
     if decoder is None or decoder.per_layer_embedding is None:
         return 0
-    width: int = decoder.per_layer_embedding.hidden_size_per_layer_input
-    return tokens * decoder.num_hidden_layers * width * element_bytes
+    embedding_width: int = decoder.per_layer_embedding.hidden_size_per_layer_input
+    return tokens * decoder.num_hidden_layers * embedding_width * element_bytes

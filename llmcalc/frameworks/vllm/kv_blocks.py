@@ -35,14 +35,14 @@ class LayerGroup:
     states: StateBlocks | None = None
     block: int | None = None
 
-    def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows also hold."""
-        block = self.block or block
+    def blocks(self, length: int, block_tokens: int, tokens_in_flight: int) -> int:
+        """Returns the blocks of a request of `length` tokens. tokens_in_flight: scheduled ones, also in windows."""
+        block_tokens = self.block or block_tokens
         if self.states is not None:
-            return self.groups * self.states.blocks_of_request(length, block)
+            return self.groups * self.states.blocks_of_request(length, block_tokens)
         if self.window is None:
-            return self.groups * -(-length // block)
-        return self.groups * (-(-min(self.window - 1 + chunk, length) // block) + 1)
+            return self.groups * -(-length // block_tokens)
+        return self.groups * (-(-min(self.window - 1 + tokens_in_flight, length) // block_tokens) + 1)
 
 
 @frozen
@@ -66,35 +66,37 @@ class BlockPool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(group.states is not None and group.states.mode == "align" for group in self.groups)
 
-    def blocks(self, available: int) -> int:
-        """Returns the number of blocks that fit into `available` bytes."""
-        return max(0, available // self.block_bytes)
+    def blocks(self, available_bytes: int) -> int:
+        """Returns the number of blocks that fit into `available_bytes` bytes."""
+        return max(0, available_bytes // self.block_bytes)
 
-    def blocks_of_request(self, length: int, chunk: int) -> int:
+    def blocks_of_request(self, length: int, tokens_in_flight: int) -> int:
         """Returns the number of blocks that a request of `length` tokens needs."""
-        return sum(group.blocks(length, self.block_size, chunk) for group in self.groups)
+        return sum(group.blocks(length, self.block_size, tokens_in_flight) for group in self.groups)
 
-    def max_concurrency(self, blocks: int, length: int, chunk: int) -> float:
+    def max_concurrency(self, blocks: int, length: int, tokens_in_flight: int) -> float:
         """Returns the number of requests of `length` tokens that fit the blocks."""
         if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
             return blocks * self.block_size / length
-        return blocks / max(1, self.blocks_of_request(length, chunk))
+        return blocks / max(1, self.blocks_of_request(length, tokens_in_flight))
 
-    def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
+    def printed_tokens(self, blocks: int, length: int, tokens_in_flight: int, rules: Rules) -> int:
         """Returns the tokens of the KV cache in this vLLM version's log format."""
         if rules.printed_tokens == "max_concurrency x max_model_len":
-            return int(self.max_concurrency(blocks, length, chunk) * length)
+            return int(self.max_concurrency(blocks, length, tokens_in_flight) * length)
         if rules.printed_tokens == "blocks x block_size":
             return blocks * self.block_size
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
-    def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
+    def longest_request(self, blocks: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""
         smallest_block = min(group.block or self.block_size for group in self.groups)
-        if self.blocks_of_request(max_tokens, chunk) <= blocks:
+        if self.blocks_of_request(max_tokens, tokens_in_flight) <= blocks:
             return max_tokens
         lengths = range(smallest_block, max_tokens + 1, smallest_block)
-        return smallest_block * bisect_right(lengths, blocks, key=lambda length: self.blocks_of_request(length, chunk))
+        return smallest_block * bisect_right(
+            lengths, blocks, key=lambda length: self.blocks_of_request(length, tokens_in_flight)
+        )
 
 
 def block_pool(
@@ -145,29 +147,29 @@ def _pool_of_layer_groups(
     state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    widest = max(cache.width for cache in caches)
+    most_elements_per_token = max(cache.width for cache in caches)
     layers_by_kind: dict[tuple[int | None, int], int] = {}
     for cache in caches:
-        if widest % cache.width:
+        if most_elements_per_token % cache.width:
             raise InputError(
-                f"--engine vllm: keys and values of {cache.width} elements beside {widest} are not modelled; expected "
-                "a divisor"
+                f"--engine vllm: keys and values of {cache.width} elements beside {most_elements_per_token} are not "
+                "modelled; expected a divisor"
             )
-        kind = cache.window, widest // cache.width
-        layers_by_kind[kind] = layers_by_kind.get(kind, 0) + cache.layers
-    token_bytes = math.ceil(widest * element_bytes)
+        cache_kind = cache.window, most_elements_per_token // cache.width
+        layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + cache.layers
+    token_bytes = math.ceil(most_elements_per_token * element_bytes)
     state_layers = max((state.layers for state in states), default=0)
     if states:
         state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
         alignment = state_blocks.alignment
-        tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
-        block_size = max(block_size, tokens)
-    counts = [*layers_by_kind.values(), *([state_layers] if states else [])]
-    smallest_count, largest_count = min(counts), max(counts)
+        state_block_tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
+        block_size = max(block_size, state_block_tokens)
+    layer_counts = [*layers_by_kind.values(), *([state_layers] if states else [])]
+    smallest_count, largest_count = min(layer_counts), max(layer_counts)
     layers_per_group = largest_count if largest_count < PADDING_RATIO * smallest_count else smallest_count
     groups = [
-        LayerGroup(-(-layers // layers_per_group), window, block=ratio * block_size)
-        for (window, ratio), layers in layers_by_kind.items()
+        LayerGroup(-(-layers // layers_per_group), window, block=block_ratio * block_size)
+        for (window, block_ratio), layers in layers_by_kind.items()
     ]
     if states:
         groups.append(LayerGroup(-(-state_layers // layers_per_group), None, state_blocks))

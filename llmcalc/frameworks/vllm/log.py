@@ -7,6 +7,7 @@ from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
 from ..logs.text import LogText
+from .compilation import CACHE_VARIABLE
 
 GIB = 2**30
 
@@ -51,8 +52,7 @@ PATTERNS = (
     pattern("total consumed (from mem_get_info): ", rf": (?P<consumed>{AMOUNT})"),
     # what a running engine says that it took (compile_or_warm_up_model)
     pattern(
-        "Desired GPU memory utilization is (",
-        rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})",
+        "Desired GPU memory utilization is (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})"
     ),
     pattern("Actual usage is ", rf"is (?P<weights>{AMOUNT}) for weight,"),
     pattern("Actual usage is ", rf"is (?P<consumed>{AMOUNT}) for consumed memory"),
@@ -106,7 +106,7 @@ CONFIG_FIELDS = {
 COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
 """Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
 
-FIRST_START = "the log is of a first start, which compiled the model"
+FIRST_START = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
 """The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
@@ -116,21 +116,25 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(_memory_terms(log_values))
     refusal = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     sampler_message = next(iter(log_text.lines_with(SAMPLER_MESSAGE)), "")
-    message = refusal or sampler_message
+    startup_message = refusal or sampler_message
     is_out_of_memory = bool(sampler_message) and not refusal
-    arguments = _flags_in_log(log_text)
-    is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
-    if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
+    logged_flags = _flags_in_log(log_text)
+    has_program_name = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
+    if not (
+        startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
+    ):
         return None
-    model = str(arguments.pop("model", "")) or log_values.text("model")
-    utilization = log_values.text("gpu_memory_utilization")
+    model = str(logged_flags.pop("model", "")) or log_values.last_text("model")
+    utilization = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
-        total_bytes = round(float(log_values.text("total_gib").rstrip(".") or 0) * GIB)
+        total_bytes = round(float(log_values.last_text("total_gib").rstrip(".") or 0) * GIB)
     if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
-        total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
+        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
+    is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
+    stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
     return LogReading(
         program="vllm",
         title="vLLM",
@@ -138,53 +142,57 @@ def read_log(log_text: LogText) -> LogReading | None:
         version=log_values.version,
         model=model,
         total=total_bytes,
-        flags=stated_values | arguments,
+        flags=stated_values | logged_flags,
         has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
-        message=message.strip(),
+        message=startup_message.strip(),
         refused=bool(refusal),
         kind="oom" if is_out_of_memory else "startup",
         off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
         flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
         oom_flag="--max-num-seqs",
-        note=FIRST_START if log_text.lines_with(*COMPILATION_LINES) else "",
+        note=FIRST_START if is_compiled else "",
     )
 
 
 def _advised_flag(refusal: str) -> str:
-    return next((flag for message, flag in ADVISED_FLAGS.items() if message in refusal), "")
+    return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal), "")
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
     """Yields each logged memory size: the largest of all ranks, and for the KV cache the smallest."""
-    yield from log_values.largest("budget", "weights")
+    yield from log_values.largest_terms("budget", "weights")
     if "peak" in log_values and "weights" in log_values:
-        yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))
+        yield LogTerm("profile_run", max(log_values.byte_sizes("peak")) - max(log_values.byte_sizes("weights")))
     if "peak_with_graphs" in log_values:  # from 0.27 on the printed peak has the estimate of the graphs in it (#57936)
-        estimates = log_values.sizes("estimated_graphs") or [0]
-        yield LogTerm("profile_run", max(log_values.sizes("peak_with_graphs")) - max(estimates))
-    yield from log_values.largest("profile_run", "non_torch")
+        graph_estimates = log_values.byte_sizes("estimated_graphs") or [0]
+        yield LogTerm("profile_run", max(log_values.byte_sizes("peak_with_graphs")) - max(graph_estimates))
+    yield from log_values.largest_terms("profile_run", "non_torch")
     if "consumed" in log_values and "weights" in log_values and "non_torch" not in log_values:
-        yield LogTerm("non_torch", max(0, max(log_values.sizes("consumed")) - max(log_values.sizes("weights"))))
-    graphs = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
-    if graphs in log_values:
-        yield LogTerm("cuda_graphs", max(log_values.sizes(graphs)))
+        yield LogTerm(
+            "non_torch", max(0, max(log_values.byte_sizes("consumed")) - max(log_values.byte_sizes("weights")))
+        )
+    graph_size_name = "estimated_graphs" if "estimated_graphs" in log_values else "cuda_graphs"
+    if graph_size_name in log_values:
+        yield LogTerm("cuda_graphs", max(log_values.byte_sizes(graph_size_name)))
     if "kv_cache" in log_values:
-        yield LogTerm("kv_cache", min(log_values.sizes("kv_cache")))
+        yield LogTerm("kv_cache", min(log_values.byte_sizes("kv_cache")))
     if "blocks" in log_values:
-        yield LogTerm("blocks", min(log_values.counts("blocks")), "blocks")
+        yield LogTerm("blocks", min(log_values.whole_numbers("blocks")), "blocks")
     if "kv_tokens" in log_values:
-        yield LogTerm("kv_tokens", min(log_values.counts("kv_tokens")), "tokens")
+        yield LogTerm("kv_tokens", min(log_values.whole_numbers("kv_tokens")), "tokens")
 
 
 def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
-    arguments: dict[str, Any] = {}
-    for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for name, value in argument_pairs(line.partition("config:")[2]).items():
-            if name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
-    for line in log_text.lines_with(*ARGUMENT_LINES):
-        typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
-        arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
-        arguments |= typed_arguments
-    return arguments
+    logged_flags: dict[str, Any] = {}
+    for log_line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
+        for field_name, field_value in argument_pairs(log_line.partition("config:")[2]).items():
+            if field_name in CONFIG_FIELDS:
+                logged_flags[CONFIG_FIELDS[field_name]] = (
+                    str(field_value).removeprefix("torch.") if field_name == "dtype" else field_value
+                )
+    for log_line in log_text.lines_with(*ARGUMENT_LINES):
+        typed_arguments = argument_pairs(log_line[log_line.index("args: ") + len("args: ") :])
+        logged_flags |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
+        logged_flags |= typed_arguments
+    return logged_flags

@@ -34,16 +34,16 @@ def second_runner(
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
-    rows = ranges_at(record.second_runner, version)
+    version_rows = ranges_at(record.second_runner, version)
     chosen_runner = flags.get(RUNNER_VARIABLE)
-    if not rows:
+    if not version_rows:
         if chosen_runner:
             first_version = record.second_runner[0].start
             raise InputError(
                 f"{RUNNER_VARIABLE}=1: the second model runner is modelled from vLLM {first_version} on; remove it"
             )
         return None
-    runner_rules = rows[-1]
+    runner_rules = version_rows[-1]
     if chosen_runner is not None:
         return runner_rules if chosen_runner else None
     return runner_rules if _is_default_runner(runner_rules, version, rank, flags) else None
@@ -55,18 +55,23 @@ def _is_default_runner(
     """Whether the second model runner runs a model by default, without an environment variable."""
     if runner_rules.models == "all":
         return True
-    table = flags.get("speculative_config", {})
-    method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
-    if method == "dspark" and version >= DSPARK_FROM:
+    speculative_config = flags.get("speculative_config", {})
+    drafting_method = str(
+        speculative_config.get("method", "draft_model" if speculative_config.get("model") else "")
+        or flags.get("spec_method", "")
+    )
+    if drafting_method == "dspark" and version >= DSPARK_FROM:
         return True
-    if runner_rules.models == "chosen ones" or (method and method not in RUNNER_DRAFTS and version < ANY_DRAFT_FROM):
+    if runner_rules.models == "chosen ones" or (
+        drafting_method and drafting_method not in RUNNER_DRAFTS and version < ANY_DRAFT_FROM
+    ):
         return False
     is_dense = rank.widths[2] is None
-    is_named = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
+    is_listed_architecture = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
     if runner_rules.models == "named, and dense ones":
-        return is_named or (is_dense and not rank.state_caches)
+        return is_listed_architecture or (is_dense and not rank.state_caches)
     is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
-    return is_named and (runner_rules.models == "named" or (is_dense and not is_quantized))
+    return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
 def rules_with_runner(rules: Rules, runner: SecondRunner) -> Rules:

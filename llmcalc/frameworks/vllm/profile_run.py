@@ -35,7 +35,8 @@ class ProfileRun(NamedTuple):
     units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
     divided into chunks (V0). stages: stages of the pipeline. encoder: the run of the encoder of images before it; None
     without. keeps_pixels: whether the encoder's input stays. workspace: bytes of the workspace of sparse attention.
-    cublas_workspace: bytes of cuBLAS's workspace.
+    cublas_workspace: bytes of cuBLAS's workspace. compilation_bytes: peak bytes of compiling; 0 for a start that reads
+    compiled graphs.
     """
 
     tokens: int
@@ -49,6 +50,7 @@ class ProfileRun(NamedTuple):
     keeps_pixels: bool = True
     workspace: int = 0
     cublas_workspace: int = 0
+    compilation_bytes: int = 0
 
     @property
     def encoder_bytes(self) -> int:
@@ -64,12 +66,12 @@ class ProfileRun(NamedTuple):
 
     def layer_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
-        width, is_gated, experts = rank.widths
+        intermediate_size, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if rules.generation == "v0" else HIDDEN_VECTORS
             embedding_bytes = layer_embedding_bytes(rank, T, self.element_bytes)
-            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * width)) + embedding_bytes
+            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
         k, i = experts.top_k, experts.width
         return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
 
@@ -81,18 +83,21 @@ class ProfileRun(NamedTuple):
 
     def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
-        logits = self.sequences * rank.vocab_size * 4
-        copies = rules.logits_copies
+        logits_bytes = self.sequences * rank.vocab_size * 4
+        logits_copies = rules.logits_copies
         if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
-            copies = 1.5
-        elif self.element_bytes == 4 and copies < COPIES_WITH_SORT:
-            copies += 0.5  # the logits themselves are float32 already
-        return int(copies * logits) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
+            logits_copies = 1.5
+        elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
+            logits_copies += 0.5  # the logits themselves are float32 already
+        return int(logits_copies * logits_bytes) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 
     def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
-        text_model = max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
-        return max(text_model, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        text_model_bytes = (
+            max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
+        )
+        pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
@@ -101,6 +106,8 @@ class ProfileRun(NamedTuple):
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""
         layer_bytes, bytes_after_layers = self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)
+        if self.peak_bytes(rank, rules) == self.compilation_bytes:
+            return "compiling, with a second embedding table"
         if (
             self.encoder is not None
             and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images

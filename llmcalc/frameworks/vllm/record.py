@@ -12,9 +12,9 @@ ENGINE = Engine(
     rules=FromFile(__package__, "versions:vllm_record"),
     server=FromFile(__package__, "budget:Server"),
     memory=FromFile(__package__, "budget:memory"),
-    candidates=FromFile(__package__, "changes:candidates"),
+    flag_changes=FromFile(__package__, "changes:flag_changes"),
     layouts=FromFile(__package__, "changes:layouts"),
-    instead={
+    flags_by_option={
         "--seq": "--max-model-len",
         "-s": "--max-model-len",
         "--users": "--max-num-seqs",

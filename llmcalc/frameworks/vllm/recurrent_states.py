@@ -51,10 +51,10 @@ class StateBlocks(NamedTuple):
     alignment: int = ALIGNMENT
     factors: Mapping[str, Fraction] = SAME_FORMATS
 
-    def blocks_of_request(self, length: int, block: int) -> int:
-        """Returns the state blocks of a layer group for one request of this length. block: tokens per block."""
+    def blocks_of_request(self, length: int, block_tokens: int) -> int:
+        """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
         if self.mode == "all":
-            return -(-length // block) + self.draft_tokens
+            return -(-length // block_tokens) + self.draft_tokens
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
 
 
@@ -77,8 +77,8 @@ def state_blocks(
     block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
     activation.
     """
-    factors = _factors_of_formats(rank, rules, flags, element_bytes)
-    return _state_blocks(rank, rules, hardware, flags, draft_tokens, block_size)._replace(factors=factors)
+    format_ratios = _factors_of_formats(rank, rules, flags, element_bytes)
+    return _state_blocks(rank, rules, hardware, flags, draft_tokens, block_size)._replace(factors=format_ratios)
 
 
 def _factors_of_formats(
@@ -90,23 +90,25 @@ def _factors_of_formats(
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
-    parts = [part for part, _ in mixers(rank.preset.model)]
-    inputs = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
-    factors = {"conv_state": Fraction(inputs, 2)}
-    chosen = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
-    if any(isinstance(part, KimiDeltaAttention) for part in parts):
-        if chosen not in (None, 4) and not rules.chooses_delta_attention:
+    mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
+    conv_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
+    ratios = {"conv_state": Fraction(conv_bytes, 2)}
+    chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
+        if chosen_element_bytes not in (None, 4) and not rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
-        return factors | {"recurrent_state": Fraction(chosen or 4, 4)}
-    if any(isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for part in parts):
-        return factors | {"recurrent_state": Fraction(chosen or _stated_bytes(rank, rules) or inputs, 4)}
-    return factors | {"recurrent_state": Fraction(inputs, 2)} if "mamba_cache_dtype" in flags else factors
+        return ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
+    if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
+        return ratios | {
+            "recurrent_state": Fraction(chosen_element_bytes or _stated_bytes(rank, rules) or conv_bytes, 4)
+        }
+    return ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else ratios
 
 
-def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
+def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
     """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
-    word = str(flags.get(field, "auto"))
-    return None if word in AUTO_WORDS else DTYPE_BITS[word] // 8
+    dtype_name = str(flags.get(flag_field, "auto"))
+    return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8
 
 
 def _stated_bytes(rank: EngineRank, rules: StateRules) -> int | None:
@@ -127,23 +129,25 @@ def _state_blocks(
     block_size: int,
 ) -> StateBlocks:
     """Returns the number and location of the states, without number formats."""
-    parts = [part for part, _ in mixers(rank.preset.model)]
-    mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
-    mode = "current"
+    mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
+    mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
+    storage_mode = "current"
     if flags.get("enable_prefix_caching", rules.caches_prefixes):
-        mode = _state_storage_mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), draft_tokens)
+        storage_mode = _state_storage_mode(
+            rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
+        )
     alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
-    if mode == "all":
-        chunk = max((getattr(part, "chunk_size", MAMBA_CHUNK_TOKENS) for part in mambas), default=1)
-        alignment = math.lcm(alignment, chunk)
-    if mode != "align":
-        return StateBlocks(mode, draft_tokens, 0, alignment)
-    if _exports_delta_nets(rules, hardware) and any(isinstance(part, GatedDeltaNet) for part in parts):
-        return StateBlocks(mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
-    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(part, Mamba2) for part in mambas)
-    return StateBlocks(mode, draft_tokens, int(has_checkpoint), alignment)
+    if storage_mode == "all":
+        chunk_tokens = max((getattr(mixer, "chunk_size", MAMBA_CHUNK_TOKENS) for mixer in mamba_modules), default=1)
+        alignment = math.lcm(alignment, chunk_tokens)
+    if storage_mode != "align":
+        return StateBlocks(storage_mode, draft_tokens, 0, alignment)
+    if _exports_delta_nets(rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
+        return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
+    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
+    return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), alignment)
 
 
 def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
@@ -165,10 +169,10 @@ def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, dra
     return "all"
 
 
-def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
+def stored_states(rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
     """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    without_drafts = any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model))
-    return rank.stored_states(0 if without_drafts else states.draft_tokens, states.factors)
+    has_no_draft_states = any(isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(rank.preset.model))
+    return rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.factors)

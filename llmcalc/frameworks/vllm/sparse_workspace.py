@@ -20,30 +20,34 @@ PROMPTS_AT_ONCE = 4
 INT32_BYTES, BFLOAT16_BYTES = 4, 2
 
 
-def sparse_workspace(rank: EngineRank, length: int, tokens: int) -> int:
+def sparse_workspace(rank: EngineRank, max_model_len: int, max_num_batched_tokens: int) -> int:
     """Returns the bytes of the workspace; 0 for a model without sparse attention.
 
-    length: tokens of the longest sequence. tokens: those of a batch.
+    max_model_len: tokens of the longest sequence. max_num_batched_tokens: those of a batch.
     """
     reserved_bytes = [0]
     for mixer, _ in mixers(rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
-            reserved_bytes.append(INDEXED_SEQUENCES * length * float8_bytes(mixer.index_head_dim))
+            reserved_bytes.append(INDEXED_SEQUENCES * max_model_len * float8_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):
-            reserved_bytes += _reserved_bytes(mixer, length, tokens)
+            reserved_bytes += _reserved_bytes(mixer, max_model_len, max_num_batched_tokens)
     return max(reserved_bytes)
 
 
-def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> list[int]:
+def _reserved_bytes(mixer: CompressedAttention, max_model_len: int, max_num_batched_tokens: int) -> list[int]:
     """Returns the bytes reserved by a layer of compressed attention and its indexer."""
-    batch, window = min(length, tokens), mixer.sliding_window
-    rate = mixer.compress_rate
-    keys = batch + min(length - batch, window - 1) + (0 if rate is None else length // rate)
-    gathered_keys = PROMPTS_AT_ONCE * keys * mixer.head_dim * BFLOAT16_BYTES
-    if rate is None or mixer.indexer is None:
-        return [gathered_keys + batch * (window + 1) * INT32_BYTES]
-    indices = batch * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
+    batch_tokens, window = min(max_model_len, max_num_batched_tokens), mixer.sliding_window
+    tokens_per_entry = mixer.compress_rate
+    keys_per_prompt = (
+        batch_tokens
+        + min(max_model_len - batch_tokens, window - 1)
+        + (0 if tokens_per_entry is None else max_model_len // tokens_per_entry)
+    )
+    gathered_keys = PROMPTS_AT_ONCE * keys_per_prompt * mixer.head_dim * BFLOAT16_BYTES
+    if tokens_per_entry is None or mixer.indexer is None:
+        return [gathered_keys + batch_tokens * (window + 1) * INT32_BYTES]
+    index_bytes = batch_tokens * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
     return [
-        gathered_keys + indices,
-        INDEXED_SEQUENCES * length // rate * float8_bytes(mixer.indexer.index_head_dim),
+        gathered_keys + index_bytes,
+        INDEXED_SEQUENCES * max_model_len // tokens_per_entry * float8_bytes(mixer.indexer.index_head_dim),
     ]

@@ -51,40 +51,40 @@ NO_SPECULATION = Speculation()
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
-    values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
-    table = {**flags.get("speculative_config", {}), **values_by_key}
-    if not table:
+    values_by_key = {key: flags[flag_field] for flag_field, key in KEYS_OF_FLAGS.items() if flag_field in flags}
+    speculative_config = {**flags.get("speculative_config", {}), **values_by_key}
+    if not speculative_config:
         return NO_SPECULATION
-    tokens = table.get("num_speculative_tokens", 1)
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= 1000:
-        raise InputError(f"{FLAG}: num_speculative_tokens: {shown(tokens)}; expected a whole number up to 1,000")
-    method, model = table.get("method"), table.get("model")
+    draft_tokens = speculative_config.get("num_speculative_tokens", 1)
+    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 0 < draft_tokens <= 1000:
+        raise InputError(f"{FLAG}: num_speculative_tokens: {shown(draft_tokens)}; expected a whole number up to 1,000")
+    method, model = speculative_config.get("method"), speculative_config.get("model")
     if method is None:
         method = "ngram" if model == "[ngram]" else "draft_model" if model else None
     if method in METHODS_WITHOUT_WEIGHTS:
-        return Speculation(tokens)
+        return Speculation(draft_tokens)
     if str(method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
             raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
-        return Speculation(tokens, with_mtp=True)
+        return Speculation(draft_tokens, with_mtp=True)
     if method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
             f"expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
-    unmodelled_key = next((key for key in UNMODELLED_KEYS if table.get(key) is not None), None)
+    unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     _check_draft(preset, draft, str(method))
-    return Speculation(tokens, draft=draft)
+    return Speculation(draft_tokens, draft=draft)
 
 
-def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
+def draft_flags(method: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
         method = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
-    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
+    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
 def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:
@@ -92,14 +92,14 @@ def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None
 
     A draft of DFlash 2 has the method dflash too, as a start-up of 0.29 shows.
     """
-    head = draft_model.model.head
-    heads = head.draft_heads if isinstance(head, LMHead) else None
-    if isinstance(heads, SpeculatorHeads):
+    output_head = draft_model.model.head
+    draft_heads = output_head.draft_heads if isinstance(output_head, LMHead) else None
+    if isinstance(draft_heads, SpeculatorHeads):
         raise InputError(f"{FLAG}: {draft_model.name}: MLP speculators are not modelled in vLLM; remove the flag")
-    if isinstance(heads, MedusaHeads) is not (method == MEDUSA):
+    if isinstance(draft_heads, MedusaHeads) is not (method == MEDUSA):
         raise InputError(
-            f"{FLAG}: method {method}: {draft_model.name} is {'a' if heads else 'no'} draft of Medusa; expected the "
-            f"method {MEDUSA} for such drafts alone"
+            f"{FLAG}: method {method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
+            f"the method {MEDUSA} for such drafts alone"
         )
     if method in STATE_METHODS and states_of(draft_model.model) is None:
         raise InputError(

@@ -121,14 +121,14 @@ class PaddedExperts(VersionRange):
     def bytes_of(self, hidden: int, intermediate: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
         hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
-        rows, bias = (256, 4) if self.swizzle else (1, 2)
+        row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:
-            return _round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * _round_up(n_out, rows)
+            return _round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * _round_up(n_out, row_multiple)
 
         up_bytes = matrix_bytes(hidden_size, 2 * intermediate_size)  # gate and up projections
         down_bytes = matrix_bytes(intermediate_size, hidden_size)
-        return up_bytes + down_bytes + (bias - 2) * (2 * intermediate_size + hidden_size)
+        return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -149,7 +149,7 @@ class NonTorch(VersionRange, MeasuredOverhead):
 
 
 class GraphEstimate(Record):
-    """What vLLM's estimate of CUDA graphs measures in one graph.
+    """The memory of a single CUDA graph in vLLM's own estimate, as start-up logs print it.
 
     shared_mib: the pool that the first graph leaves. mib_per_layer: of each further graph. mib_per_complex_layer: the
     same of layers with experts, recurrent states or an indexer.
@@ -187,24 +187,24 @@ class VLLMRecord(EngineRecord[Rules]):
 
     def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
         """Returns the default batch limits of a version on a device, by the device's memory and name."""
-        gib = hardware.capacity_bytes / 2**30
-        names = f"{hardware.name} {hardware.title}".lower()
+        memory_gib = hardware.capacity_bytes / 2**30
+        device_names = f"{hardware.name} {hardware.title}".lower()
         return next(
             batch_defaults
             for batch_defaults in ranges_at(self.batch_defaults, version)
-            if batch_defaults.at_least_gib <= gib
-            and not any(device_name_part in names for device_name_part in batch_defaults.not_on)
+            if batch_defaults.at_least_gib <= memory_gib
+            and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
-        rows = ranges_at(self.video_frames, version)
-        return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
+        version_rows = ranges_at(self.video_frames, version)
+        return max((video_row.frames for video_row in version_rows if video_row.patch_size == patch_size), default=0)
 
     def videos_as_images(self, version: Numbers) -> VideosOfImages | None:
         """Returns how a version reads videos as images of fewer tokens; None if it does not know such encoders."""
-        rows = ranges_at(self.videos_of_images, version)
-        return rows[-1] if rows else None
+        version_rows = ranges_at(self.videos_of_images, version)
+        return version_rows[-1] if version_rows else None
 
     def state_rules(self, version: Numbers) -> StateRules:
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
@@ -215,24 +215,24 @@ class VLLMRecord(EngineRecord[Rules]):
 
         Raises `InputError` for a version before those that have it.
         """
-        rows = ranges_at(self.compressed_pages, version)
-        if not rows:
+        version_rows = ranges_at(self.compressed_pages, version)
+        if not version_rows:
             first_layout = self.compressed_pages[0].start
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_layout} on")
-        return rows[-1].layout
+        return version_rows[-1].layout
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
-        capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
-        rows = ranges_at(self.mxfp4, version)
-        return next(padding for padding in rows if padding.at_least <= capability < padding.below)
+        compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
+        version_rows = ranges_at(self.mxfp4, version)
+        return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """
-        rows = [
+        matching_rows = [
             overhead
             for overhead in ranges_at(self.non_torch, version)
             if overhead.devices <= devices
@@ -242,7 +242,7 @@ class VLLMRecord(EngineRecord[Rules]):
             and hardware.name in (overhead.only_on or (hardware.name,))
         ]
         return max(
-            rows,
+            matching_rows,
             key=lambda overhead: (
                 bool(overhead.only_on),
                 bool(overhead.link),

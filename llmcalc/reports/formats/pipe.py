@@ -19,9 +19,9 @@ INDENT = "  "
 GAP = "  "
 
 
-def can_render(report: Report, out: IO[str]) -> bool:
+def can_render(report: Report, stream: IO[str]) -> bool:
     """Whether this module can write the tables: rich would use no colour, and break no line of a cell."""
-    terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
+    terminal = stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not _breaks_cells(report, width_of_terminal())
 
 
@@ -49,16 +49,16 @@ def width_of_terminal() -> int:
     return 80
 
 
-def render(report: Report, out: IO[str], width: int | None = None) -> None:
+def render(report: Report, stream: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: columns at which notes wrap; default the terminal's."""
     width = width_of_terminal() if width is None else width
     report = printable_report(report)
-    out.write(report.text)
+    stream.write(report.text)
     for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
-            out.write("\n")
+            stream.write("\n")
         for line in _table_lines(table, width):
-            out.write(line.rstrip() + "\n")
+            stream.write(line.rstrip() + "\n")
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
@@ -79,18 +79,18 @@ def _bar_length(table: Table, width: int) -> int:
     free_width = (
         width
         - len(INDENT)
-        - sum(len(GAP) + candidate for candidate in _column_widths(_cell_texts(table.without_bars())))
+        - sum(len(GAP) + column_width for column_width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((candidate for candidate in LENGTHS if round(max(bar_parts) * candidate) <= free_width), 0)
+    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= free_width), 0)
 
 
 def _with_bars(table: Table, length: int) -> Table:
-    def long(row: Row) -> Row:
+    def row_with_bars(row: Row) -> Row:
         return row._replace(
             cells=[column._replace(length=length) if isinstance(column, Bar) else column for column in row.cells]
         )
 
-    return table._replace(rows=[long(row) for row in table.rows])
+    return table._replace(rows=[row_with_bars(row) for row in table.rows])
 
 
 def _table_lines(table: Table, width: int) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _table_lines(table: Table, width: int) -> Iterator[str]:
 
 
 def line_count(table: Table, width: int) -> int:
-    """Returns the number of lines of a table without its notes; rows that are too wide take several lines."""
+    """Returns the number of lines of a table without its notes. Rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
     heading = len(list(_table_lines(table._replace(rows=()), width)))
     if not table.rows:
@@ -117,15 +117,15 @@ def line_count(table: Table, width: int) -> int:
     cell_texts = _cell_texts(table)
     other_width = sum(
         column_width + len(GAP)
-        for column_width, c in zip(_column_widths(cell_texts), table.columns, strict=True)
-        if not c.wrap
+        for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
+        if not cell_column.wrap
     ) + len(INDENT)
     wrapped_columns = max(1, sum(column.wrap for column in table.columns))
     wrapped_width = max(1, (width - other_width) // wrapped_columns - len(GAP))
     rows = sum(
         max(
-            -(-len(cell_text) // wrapped_width) if c.wrap else 1
-            for cell_text, c in zip(cells, table.columns, strict=True)
+            -(-len(cell_text) // wrapped_width) if cell_column.wrap else 1
+            for cell_text, cell_column in zip(cells, table.columns, strict=True)
         )
         or 1
         for cells in cell_texts
@@ -135,7 +135,10 @@ def line_count(table: Table, width: int) -> int:
 
 def _cell_texts(table: Table) -> list[list[str]]:
     """Returns the cells of the heading and of every row, as text."""
-    rows = [[cell_text(c, cell) for c, cell in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    rows = [
+        [cell_text(cell_column, cell) for cell_column, cell in zip(table.columns, row.cells, strict=True)]
+        for row in table.rows
+    ]
     for row, cells in zip(table.rows, rows, strict=True):
         cells[0] = INDENT * row.depth + cells[0]
     return [[column.title for column in table.columns], *rows]
@@ -165,7 +168,7 @@ def indented_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[
 
 
 def _wrapped_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
-    """Yields lines of at most `width`, broken between words; a longer word (a link) gets a separate line.
+    """Yields lines of at most `width`, broken between words. A longer word (a link) gets a separate line.
 
     A percent sign stays beside its number.
 

@@ -17,13 +17,13 @@ WITHIN = " / "
 """Separator of nested names in CSV, such as `layers / mlp`, where text has an indent."""
 
 
-def write_json(report: Report, out: IO[str]) -> None:
+def write_json(report: Report, stream: IO[str]) -> None:
     """Writes one document or a list of documents as ASCII JSON."""
-    out.write(f"{json_text(report, indent=2)}\n")
+    stream.write(f"{json_text(report, indent=2)}\n")
 
 
 def json_text(report: Report, indent: int | None = None) -> str:
-    """Returns the document as JSON text; on one line without `indent`."""
+    """Returns the document as JSON text, on one line without `indent`."""
     import json as library
 
     return library.dumps(report.document(), indent=indent, default=_json_value)
@@ -34,22 +34,24 @@ def _json_value(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
-def write_csv(report: Report, out: IO[str]) -> None:
+def write_csv(report: Report, stream: IO[str]) -> None:
     """Writes the raw values of the tables with the first table's name and columns as CSV.
 
     The first column is `target`. A text that a spreadsheet would compute gets an apostrophe before it.
     """
     import csv as library
 
-    writer = library.writer(out, lineterminator="\n")
+    csv_writer = library.writer(stream, lineterminator="\n")
     tables = [table.without_bars() for table in printable_report(report).tables]
-    keys = [column.key for column in tables[0].columns]
-    has_targets = keys[0] == TARGET
-    writer.writerow([_no_formula(key) for key in (keys if has_targets else [TARGET, *keys])])
+    column_keys = [column.key for column in tables[0].columns]
+    has_targets = column_keys[0] == TARGET
+    csv_writer.writerow(
+        [_no_formula(column_key) for column_key in (column_keys if has_targets else [TARGET, *column_keys])]
+    )
     for table in tables:
-        if table.name == tables[0].name and [column.key for column in table.columns] == keys:
+        if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for cells in _rows_with_parents(table):
-                writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
+                csv_writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
 
 
 FORMULA = tuple("=+-@＝＋－＠")
@@ -72,13 +74,13 @@ def _no_formula(value: Any) -> Any:
 
 
 def table_records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
-    """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key.
+    """Returns the rows as dicts of raw values, None for an empty cell. `target` is the first key.
 
     leaves: whether only parts are given, as `leaves_of` does; default false.
     A column that has a fraction in any row has floats in all, so that tables of several models have the same types.
     """
     table = table.without_bars()
-    keys = [column.key for column in table.columns]
+    column_keys = [column.key for column in table.columns]
     if leaves:
         table = table._replace(rows=leaves_of(table.rows))
     fractional_columns = {
@@ -86,13 +88,13 @@ def table_records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
     }
     rows = [
         {
-            key: float(value) if i in fractional_columns and isinstance(value, int) else value
-            for i, (key, value) in enumerate(zip(keys, cells, strict=True))
+            column_key: float(value) if i in fractional_columns and isinstance(value, int) else value
+            for i, (column_key, value) in enumerate(zip(column_keys, cells, strict=True))
         }
         for cells in _rows_with_parents(table)
     ]
-    cleaned_rows = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
-    return cleaned_rows if keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
+    cleaned_rows = [{column_key: None if value == "" else value for column_key, value in row.items()} for row in rows]
+    return cleaned_rows if column_keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 
 REST = "rest"
@@ -105,11 +107,11 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
     leaves, names = [], list[str]()
-    for index, row in enumerate(rows):
+    for row_index, row in enumerate(rows):
         names[row.depth :] = [str(_raw_value(row.cells[0]))]
         if row.is_sum:
             continue
-        rows_below = itertools.takewhile(lambda other_row, row=row: other_row.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
+        rows_below = itertools.takewhile(lambda other_row, row=row: other_row.depth > row.depth, rows[row_index + 1 :])  # type: ignore[misc]
         part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
         name, cells = WITHIN.join(names), row.cells[1:]
         if part_rows:
@@ -118,7 +120,9 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
             numbers = [cell for cell in cells if isinstance(cell, int | float)]
-            if min(numbers, default=0) < -1e-9 or not any(isinstance(number, int) and number for number in numbers):
+            if min(numbers, default=0) < -1e-9 or not any(
+                isinstance(part_number, int) and part_number for part_number in numbers
+            ):
                 continue  # nothing is left, or the parts have a column that is not added up, such as repeats
             name = f"{name}{WITHIN}{REST}"
         leaves.append(row._replace(cells=[name, *cells], depth=0))
@@ -126,16 +130,16 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
-    """Returns a cell's number minus the sum of the cell's parts; other values stay unchanged."""
+    """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return cell
-    return value - sum(number for number in numbers if isinstance(number, int | float))
+    return value - sum(part_number for part_number in numbers if isinstance(part_number, int | float))
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; a nested row's first cell begins with the parents' names: `layers / mlp`."""
+    """Yields the rows. A nested row's first cell begins with the parents' names: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)
@@ -156,29 +160,31 @@ def _csv_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def write_markdown(report: Report, out: IO[str]) -> None:
+def write_markdown(report: Report, stream: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
     for i, table in enumerate(printable_report(report).tables):
         if i:
-            out.write("\n")
-        _markdown_table(table.without_bars(), out)
+            stream.write("\n")
+        _markdown_table(table.without_bars(), stream)
 
 
-def _markdown_table(table: Table, out: IO[str]) -> None:
+def _markdown_table(table: Table, stream: IO[str]) -> None:
     if table.title:
         heading = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
-        out.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
+        stream.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
     if table.rows:
-        out.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
-        out.write("|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n")
+        stream.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
+        stream.write(
+            "|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n"
+        )
     for row in table.rows:
         cell_texts = [
             escape_markdown(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)
         ]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
-        out.write("| " + " | ".join(cell_texts) + " |\n")
+        stream.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
-        out.write(f"\n{_note_paragraph(note)}\n")
+        stream.write(f"\n{_note_paragraph(note)}\n")
 
 
 APART = "&#8203;"
@@ -224,5 +230,5 @@ def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(segments))
-    start = BLOCK.match(paragraph)
-    return paragraph if start is None else f"{start[0]}\\{paragraph[start.end() :]}"
+    segment_start = BLOCK.match(paragraph)
+    return paragraph if segment_start is None else f"{segment_start[0]}\\{paragraph[segment_start.end() :]}"

@@ -77,7 +77,10 @@ def _table_grid(table: Table) -> RichTable:
     grid = RichTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True
     )
-    cell_texts = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    cell_texts = [
+        [cell_text(cell_column, cell_value) for cell_column, cell_value in zip(table.columns, row.cells, strict=True)]
+        for row in table.rows
+    ]
     for row, cells in zip(table.rows, cell_texts, strict=True):
         cells[0] = "  " * row.depth + cells[0]
     for i, column in enumerate(table.columns):

@@ -53,7 +53,7 @@ class Elementwise(Views):
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies two tensors."""
-        saves = saved_factors(a, b)
+        operands_to_save = saved_factors(a, b)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return (
@@ -61,26 +61,26 @@ class Elementwise(Views):
                 self.like(output_gradient, saved_tensors[-1]) if needs_input_grad[1] else None,
             )
 
-        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
+        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *operands_to_save)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
         """Divides a by b."""
-        saves = (b, a) if b.needs_grad else (b,)
+        operands_to_save = (b, a) if b.needs_grad else (b,)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             gradient_b = self._divisor_gradient(output_gradient, *saved_tensors) if needs_input_grad[1] else None
             return self.like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None, gradient_b
 
-        return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
+        return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *operands_to_save)
 
     def _divisor_gradient(self, output_gradient: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """Computes −g · ((a / b) / b), the gradient of the divisor."""
         ratio = self.like(a, b)
-        second_ratio, negative = self.like(ratio, b), self.like(output_gradient)
-        return self.like(negative, second_ratio)
+        second_ratio, negated_ratio = self.like(ratio, b), self.like(output_gradient)
+        return self.like(negated_ratio, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element; any other constant power allocates the same bytes."""
+        """Squares each element. Any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -242,7 +242,7 @@ class Elementwise(Views):
         return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def logsumexp(self, x: Tensor) -> Tensor:
-        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a temporary tensor (ReduceOps.cpp)."""
+        """Computes log Σ exp x over the last axis. The exponentials are a temporary tensor on a GPU (ReduceOps.cpp)."""
         shape, dtype = x.shape, x.dtype
         exponentials = self.graph.new_tensor(shape, dtype) if self.graph.multiprocessors else None
         output = self.graph.new_tensor(shape[:-1], dtype)
@@ -261,10 +261,12 @@ class Elementwise(Views):
         output = self.graph.new_tensor(x.shape, x.dtype)
         return record(self.graph, "log_softmax", (x,), output, self._gradient_like_saved, output)
 
-    def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
+    def nll_loss(self, log_probs: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean negative log-likelihood of the labels."""
-        output, weight = self.graph.new_tensor((), logs.dtype), self.graph.new_tensor((), logs.dtype)
-        return record(self.graph, "nll_loss", (logs,), output, self._gradient_like_saved, logs, labels, weight)
+        output, weight = self.graph.new_tensor((), log_probs.dtype), self.graph.new_tensor((), log_probs.dtype)
+        return record(
+            self.graph, "nll_loss", (log_probs,), output, self._gradient_like_saved, log_probs, labels, weight
+        )
 
     def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved_tensor: Tensor, *__: Tensor) -> Sequence[Gradient]:
         """Allocates a contiguous gradient with the shape and the number format of the first saved tensor."""

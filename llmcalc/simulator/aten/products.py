@@ -24,52 +24,56 @@ class Products(Elementwise):
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
-        shape, layouts = (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b))
-        return self._biased_product("addmm", bias, a, b, shape, layouts)
+        shape, gradient_layouts = (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b))
+        return self._biased_product("addmm", bias, a, b, shape, gradient_layouts)
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices: [n, r, k] × [n, k, c]."""
-        shape, layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
-        return self._product("bmm", a, b, shape, layouts)
+        shape, gradient_layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
+        return self._product("bmm", a, b, shape, gradient_layouts)
 
     def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Adds a bias to a batched matrix product: bias + [n, r, k] × [n, k, c]."""
-        shape, layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
-        return self._biased_product("baddbmm", bias, a, b, shape, layouts)
+        shape, gradient_layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
+        return self._biased_product("baddbmm", bias, a, b, shape, gradient_layouts)
 
-    def _product(self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]) -> Tensor:
-        """Multiplies a and b. shape: the product's shape. layouts: layouts of the gradients of a and b."""
-        saves, dtype = saved_factors(a, b), a.dtype
+    def _product(
+        self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, gradient_layouts: Sequence[Layout]
+    ) -> Tensor:
+        """Multiplies a and b. shape: the product's shape. gradient_layouts: layouts of the gradients of a and b."""
+        operands_to_save, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, reversed(layouts), reversed(needs_input_grad))
+            gradients = self._new_gradients(output_gradient, reversed(gradient_layouts), reversed(needs_input_grad))
             return gradients[::-1]
 
-        def result() -> Tensor:
+        def make_product() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (a, b), result, backward, *saves)
+        return record(self.graph, operation_name, (a, b), make_product, backward, *operands_to_save)
 
     def _biased_product(
-        self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]
+        self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, gradient_layouts: Sequence[Layout]
     ) -> Tensor:
-        """Adds a bias to the product of a and b. shape, layouts: as in `_product`."""
-        saves, dtype = saved_factors(a, b), a.dtype
+        """Adds a bias to the product of a and b. shape, gradient_layouts: as in `_product`."""
+        operands_to_save, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
+            gradients = self._new_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return output_gradient if needs_input_grad[0] else None, *gradients
 
-        def result() -> Tensor:
+        def make_product() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
+        return record(self.graph, operation_name, (bias, a, b), make_product, backward, *operands_to_save)
 
-    def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
+    def _new_gradients(
+        self, gradient: Tensor, gradient_layouts: Iterable[Layout], needs_input_grad: Iterable[bool]
+    ) -> list[Gradient]:
         """Allocates gradients in another number format, in order; None for gradients that are not needed."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
-            for (shape, strides), needs_gradient in zip(layouts, needs, strict=True)
+            for (shape, strides), needs_gradient in zip(gradient_layouts, needs_input_grad, strict=True)
         ]
 
     def operand(self, x: Tensor) -> Tensor:
@@ -89,16 +93,16 @@ class Products(Elementwise):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices [n, k] × [k, m] in the autocast format."""
-        low_b = self.operand(b)
-        return self.mm(self.operand(a), low_b)
+        cast_b = self.operand(b)
+        return self.mm(self.operand(a), cast_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Computes x·Wᵀ + b. weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
-        low_bias = None if bias is None else self.operand(bias)
-        low_weight = self.operand(weight)
-        return self._linear(self.operand(x), low_weight, low_bias)
+        cast_bias = None if bias is None else self.operand(bias)
+        cast_weight = self.operand(weight)
+        return self._linear(self.operand(x), cast_weight, cast_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b without autocast."""
@@ -132,16 +136,16 @@ class Products(Elementwise):
         """
         matrices = (b, *joined_matrices)
         saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
-        saves = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
+        tensors_to_save = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
         rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
-        layouts = []
+        gradient_layouts = []
         for matrix in matrices:
-            _, ins, outs = matrix.shape
+            _, n_in, n_out = matrix.shape
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
-            layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
+            gradient_layouts.append((matrix.shape, (n_in * n_out, 1, n_in) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
+            gradients = self._new_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return self.graph.new_tensor(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
@@ -150,40 +154,40 @@ class Products(Elementwise):
             (a, *matrices),
             lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
             backward,
-            *saves,
+            *tensors_to_save,
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Multiplies matrices in the last two axes; leading axes are broadcast."""
-        low_b = self.operand(b)
-        return self._matmul(self.operand(a), low_b)
+        """Multiplies matrices in the last two axes. Leading axes are broadcast."""
+        cast_b = self.operand(b)
+        return self._matmul(self.operand(a), cast_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices."""
         batch_shape = broadcast(a.shape[:-2], b.shape[:-2])
-        n = count(batch_shape)
-        a3 = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (n, *a.shape[-2:]))
-        b3 = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (n, *b.shape[-2:]))
-        return self.reshape(self.bmm(a3, b3), (*batch_shape, a.shape[-2], b.shape[-1]))
+        matrix_count = count(batch_shape)
+        matrices_a = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (matrix_count, *a.shape[-2:]))
+        matrices_b = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (matrix_count, *b.shape[-2:]))
+        return self.reshape(self.bmm(matrices_a, matrices_b), (*batch_shape, a.shape[-2], b.shape[-1]))
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """Convolves along the rows: [batch, channels, rows, …] → [batch, out, length, …]."""
-        low_bias = None if bias is None else self.operand(bias)
-        low_weight = self.operand(weight)
-        return self._convolution(self.operand(x), low_weight, low_bias, length)
+        cast_bias = None if bias is None else self.operand(bias)
+        cast_weight = self.operand(weight)
+        return self._convolution(self.operand(x), cast_weight, cast_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        layouts: list[Layout] = [(tensor.shape, None) for tensor in inputs]
+        gradient_layouts: list[Layout] = [(tensor.shape, None) for tensor in inputs]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return self._new_gradients(output_gradient, layouts, needs_input_grad)
+            return self._new_gradients(output_gradient, gradient_layouts, needs_input_grad)
 
-        def result() -> Tensor:
+        def make_output() -> Tensor:
             return self.graph.operation_result("convolution", shape, x.dtype)
 
-        return record(self.graph, "convolution", inputs, result, backward, x, weight)
+        return record(self.graph, "convolution", inputs, make_output, backward, x, weight)
 
 
 def _like_matrix(x: Tensor) -> Layout:

@@ -58,7 +58,7 @@ class Views:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, as the kernel's output shape; records no operation."""
+        """Returns the tensor with another shape, as the kernel's output shape, without recording an operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -101,7 +101,7 @@ class Views:
         return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
-        """Repeats axes of one element without allocating memory; the gradient is the sum over the repeated axes."""
+        """Repeats axes of one element without allocating memory. The gradient is the sum over the repeated axes."""
         if x.shape == shape:
             return x
         input_shape, new_axes = x.shape, len(shape) - len(x.shape)
@@ -118,7 +118,7 @@ class Views:
         return self._view(x, shape, x.strides, "slice", self.new_gradient(x.shape))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
-        """Returns one index of an axis; the gradient is padded with zeros."""
+        """Returns one index of an axis. The gradient is padded with zeros."""
         axis = axis % len(x.shape)
         shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         return self._view(x, shape, strides, "select", self.new_gradient(x.shape))
@@ -130,7 +130,7 @@ class Views:
         views = [x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in sizes]
         shapes = [view.shape for view in views]
 
-        def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def join_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Concatenates the gradients of the views."""
             zero_gradients = [
                 self.graph.new_tensor(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
@@ -139,7 +139,7 @@ class Views:
             del zero_gradients
             return (joined_gradient,)
 
-        record_all(self.graph, "split", (x,), views, joined if len(views) > 1 else lambda g, _: (g,))
+        record_all(self.graph, "split", (x,), views, join_gradients if len(views) > 1 else lambda g, _: (g,))
         return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
@@ -148,14 +148,20 @@ class Views:
         shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         views = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
-        def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def stack_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Stacks the gradients of the views."""
             zero_gradients = [self.graph.new_tensor((), dtype) for g in gradients if g is None]
             stacked_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
             return (stacked_gradient,)
 
-        record_all(self.graph, "unbind", (x,), views, stacked if len(views) > 1 else lambda g, _: stacked([g], _))
+        record_all(
+            self.graph,
+            "unbind",
+            (x,),
+            views,
+            stack_gradients if len(views) > 1 else lambda g, _: stack_gradients([g], _),
+        )
         return views
 
     # --- copies ------------------------------------------------------------------------------------------------------
@@ -179,7 +185,7 @@ class Views:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format; returns the same tensor if the format is already the requested one."""
+        """Casts to another number format, or returns the same tensor if the format is already the requested one."""
         if x.dtype is dtype:
             return x
         converted = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
@@ -191,20 +197,20 @@ class Views:
         return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 
     def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
-        """Concatenates tensors along an axis; the backward pass returns views of one tensor."""
+        """Concatenates tensors along an axis. The backward pass returns views of one tensor."""
         axis = axis % len(xs[0].shape)
-        total: Number = 0
+        joined_size: Number = 0
         for x in xs:
-            total = total + x.shape[axis]
+            joined_size = joined_size + x.shape[axis]
         dtype = xs[0].dtype
         for x in xs[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        joined = self.graph.new_tensor((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        joined_tensor = self.graph.new_tensor((*shapes[0][:axis], joined_size, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, joined_tensor, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Stacks tensors along a new axis; the backward pass returns views of one tensor."""
+        """Stacks tensors along a new axis. The backward pass returns views of one tensor."""
         axis, n = axis % (len(xs[0].shape) + 1), len(xs)
         shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
         return record(
@@ -223,7 +229,7 @@ class Views:
         return self._view(x, shape[:-1], strides[:-1], "squeeze", lambda g, _: (g.view(shape, (*g.strides, 1)),))
 
     def scale_slice_in_place(self, base: Tensor, size: Number, axis: int) -> Tensor:
-        """Multiplies a slice of `base` in place by a number, and returns the slice; `base` is unusable afterwards.
+        """Multiplies a slice of `base` in place by a number, and returns the slice. `base` is unusable afterwards.
 
         Its gradient is written into zeros of the size of `base` (`AsStridedBackward0`), copied, and scaled in a copy of
         the slice (`CopySlices`).
@@ -238,13 +244,19 @@ class Views:
             del slice_gradient, scaled_gradient
             return (base_gradient,)
 
-        scaled = record(self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward)
+        scaled_slice = record(
+            self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward
+        )
         return self._view(
-            scaled, part_shape, strides, "as_strided", lambda g, _: (self.graph.new_tensor(shape, dtype, strides),)
+            scaled_slice,
+            part_shape,
+            strides,
+            "as_strided",
+            lambda g, _: (self.graph.new_tensor(shape, dtype, strides),),
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base` in place (`CopySlices`); `base` is unusable afterwards."""
+        """Writes x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:

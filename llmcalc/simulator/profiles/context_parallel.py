@@ -55,20 +55,20 @@ class Ring:
 
     def rounds(self) -> list[int]:
         """Returns the numbers of executed rounds: one per rank of the ring."""
-        changes = 0, self.rank, self.ranks - 1
+        bound_shifts = 0, self.rank, self.ranks - 1
         return [
             i
             for i in range(self.ranks)
-            if not self.peaks_only or any(abs(i - change) <= DISTINCT_ROUNDS for change in changes)
+            if not self.peaks_only or any(abs(i - bound_shift) <= DISTINCT_ROUNDS for bound_shift in bound_shifts)
         ]
 
 
-def ring_of(layout: Layout, rank: int) -> Ring | None:
+def ring_of_rank(layout: Layout, rank: int) -> Ring | None:
     """Returns the context-parallel ring of a rank; None without context parallelism."""
     return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
-def part_of_sequence(layout: Layout, seq: int) -> int:
+def tokens_of_rank(layout: Layout, seq: int) -> int:
     """Returns a rank's number of tokens of a sequence.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
@@ -195,8 +195,8 @@ class Merger:
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
-        lse = half_of_rows(aten, self.lse) if is_partial else self.lse
-        output = half_of_rows(aten, self.out) if is_partial else self.out
+        lse = half_the_rows(aten, self.lse) if is_partial else self.lse
+        output = half_the_rows(aten, self.out) if is_partial else self.out
         output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
         lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
         if is_partial:
@@ -218,14 +218,14 @@ class Merger:
         return output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
-def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
+def half_the_rows(aten: Aten, x: Tensor) -> Tensor:
     """Returns half of a tensor's rows on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
     """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
-    half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
+    half_outputs = [half_the_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 
 
@@ -255,9 +255,9 @@ class Kernels:
             if i == 0:
                 q, _k, _v, is_partial = query, key, value, False
             elif i <= rank:
-                q, _k, _v, is_partial = query, half_of_rows(aten, key), half_of_rows(aten, value), False
+                q, _k, _v, is_partial = query, half_the_rows(aten, key), half_the_rows(aten, value), False
             else:
-                q, _k, _v, is_partial = half_of_rows(aten, query), key, value, True
+                q, _k, _v, is_partial = half_the_rows(aten, query), key, value, True
             output, logsumexp, *other_outputs = self._flash_forward(q)
             sdpa_merger.step(output, logsumexp, is_partial)
         seed, offset = other_outputs
@@ -288,9 +288,9 @@ class Kernels:
             if i == 0:
                 q, k, v, _lse = query, key, value, logsumexp
             elif i <= rank:
-                q, k, v, _lse = query, half_of_rows(aten, key), half_of_rows(aten, value), logsumexp
+                q, k, v, _lse = query, half_the_rows(aten, key), half_the_rows(aten, value), logsumexp
             else:
-                q, k, v, _lse = half_of_rows(aten, query), key, value, self._second_half(logsumexp)
+                q, k, v, _lse = half_the_rows(aten, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)

@@ -136,23 +136,23 @@ class Divided(Eager):
             if reason:
                 raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
-    def is_by_tokens(self, value: Value) -> bool:
+    def is_by_tokens(self, flow_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
-        return self.places is not None and self.places.placement(value) == "rows"
+        return self.places is not None and self.places.placement(flow_value) == "rows"
 
-    def shape(self, value: Value) -> Shape:
-        shape = super().shape(value)
-        if not self.is_by_tokens(value):
+    def shape(self, flow_value: Value) -> Shape:
+        shape = super().shape(flow_value)
+        if not self.is_by_tokens(flow_value):
             return shape
         batch, rows, *row_shape = shape
         return (batch, rows // self.tokens, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, local_sum: Tensor) -> Tensor:
         """Sums a tensor over ranks into a new tensor (`funcol.all_reduce`)."""
-        self.record_message("all_reduce", x.bytes)
-        return self.graph.new_tensor(x.shape, x.dtype)
+        self.record_message("all_reduce", local_sum.bytes)
+        return self.graph.new_tensor(local_sum.shape, local_sum.dtype)
 
     def record_message(self, collective_kind: CollectiveKind, size: Number) -> None:
         """Records a collective message of this rank. size: bytes of the full tensor."""
@@ -193,13 +193,15 @@ class Divided(Eager):
         """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
-        results = self.graph.results
+        results_of = self.graph.results
 
-        def make() -> Tensor:
+        def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
 
-        local_rows = make() if results is None else results.operation_result("reduce_scatter", make)
+        local_rows = (
+            make_local_rows() if results_of is None else results_of.operation_result("reduce_scatter", make_local_rows)
+        )
         del chunks
         return local_rows
 
@@ -239,11 +241,11 @@ class Divided(Eager):
                 )
             self.bind(output, self._gather_logits(self.tensor_of(output), output))
 
-    def _gather_logits(self, logits: Tensor, value: Value) -> Tensor:
+    def _gather_logits(self, logits: Tensor, flow_value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
+        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
         allocate, (*rows, width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
@@ -251,13 +253,13 @@ class Divided(Eager):
         local_tensor = logits if width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
         gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
-        result = allocate((*rows, logits_per_rank * axis.degree), logits.dtype)
+        gathered_copy = allocate((*rows, logits_per_rank * axis.degree), logits.dtype)
         del gathered_logits
         if logits_per_rank * axis.degree != vocabulary_size:
-            result = allocate((*rows, vocabulary_size), logits.dtype)
+            gathered_copy = allocate((*rows, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
-        return record(self.graph, "redistribute", [logits], result, lambda g, _: [allocate(shape, g.dtype)])
+        return record(self.graph, "redistribute", [logits], gathered_copy, lambda g, _: [allocate(shape, g.dtype)])
 
     def step(self, operation: Step) -> None:
         if (
@@ -271,23 +273,23 @@ class Divided(Eager):
 
     def _enter_parallel_region(self, operation: Step) -> None:
         """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
-        value = operation.ins[0]
-        if is_divided(value.axes):
+        flow_value = operation.ins[0]
+        if is_divided(flow_value.axes):
             return
-        x = self.tensor_of(value)
-        if self.is_by_tokens(value):
-            if all(key != id(value) for key, *_ in self.module_inputs[-1]):
+        x = self.tensor_of(flow_value)
+        if self.is_by_tokens(flow_value):
+            if all(region_key != id(flow_value) for region_key, *_ in self.module_inputs[-1]):
                 local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
-                self.module_inputs[-1].append((id(value), x, local_tensor))
-                self.bind(value, local_tensor)
+                self.module_inputs[-1].append((id(flow_value), x, local_tensor))
+                self.bind(flow_value, local_tensor)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
-        self.module_inputs[-1].append((id(value), x, local_tensor))
-        self.bind(value, local_tensor)
+        self.module_inputs[-1].append((id(flow_value), x, local_tensor))
+        self.bind(flow_value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's linear layers in a DTensor, which compiled code does not see."""
@@ -320,9 +322,9 @@ class Divided(Eager):
             super()._module(module_call)
         finally:  # what runs again stops early
             module_inputs = self.module_inputs.pop()
-        for key, x, _ in module_inputs:
-            if key in self.values:
-                self.values[key] = x
+        for region_key, x, _ in module_inputs:
+            if region_key in self.values:
+                self.values[region_key] = x
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
@@ -482,19 +484,19 @@ class Divided(Eager):
         return output
 
 
-def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
+def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
-    for item in items:
-        if isinstance(item, Alternatives):
-            yield from named_steps(next(iter(item.branches.values())).items, path)
-        elif item.about.get("optional") or item.about.get("role") in NEVER_RUN:
+    for scope_item in scope_items:
+        if isinstance(scope_item, Alternatives):
+            yield from named_steps(next(iter(scope_item.branches.values())).items, path)
+        elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
             continue
         else:
-            name = ".".join(filter(None, (path, item.name)))
-            if isinstance(item, Step):
-                yield name, item
+            name = ".".join(filter(None, (path, scope_item.name)))
+            if isinstance(scope_item, Step):
+                yield name, scope_item
             else:
-                yield from named_steps(item.items, name)
+                yield from named_steps(scope_item.items, name)
 
 
 def check_divided(program: RankFlow) -> None:
@@ -512,6 +514,6 @@ def check_divided(program: RankFlow) -> None:
             )
 
 
-def new_view(shape: Shape, base: Tensor) -> Tensor:
+def new_view(shape: Shape, viewed_tensor: Tensor) -> Tensor:
     """Creates a view of a tensor with another shape."""
-    return Tensor(shape, base.dtype, base.storage)
+    return Tensor(shape, viewed_tensor.dtype, viewed_tensor.storage)

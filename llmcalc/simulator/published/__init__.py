@@ -109,20 +109,16 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
             "for the tokens of a prompt that fill no chunk",
         ),
     ],
-    "lightning_attn": [
-        ("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN, ""),
-    ],
+    "lightning_attn": [("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN, "")],
     "jetai": [
         (
             "dynamic_conv_triton_autograd",
             "jetai/modeling/hf/dconv_fwdbwd.py, DynamicConvTritonFunc",
             RUN,
             "in training; prompts and tokens are not modelled",
-        ),
+        )
     ],
-    "transformers": [
-        ("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN, ""),
-    ],
+    "transformers": [("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN, "")],
 }
 """Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
 

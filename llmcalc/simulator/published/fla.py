@@ -10,6 +10,7 @@ B: sequences, T: tokens, H: heads of queries and keys, HV: heads of values, K, V
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum, same
 from ..aten import Aten
@@ -239,21 +240,8 @@ def chunk_gated_delta_rule(
     """
     autograd_graph = aten.graph
 
-    def backward(
-        do: Tensor,
-        q: Tensor,
-        q_rstd: Tensor,
-        k: Tensor,
-        k_rstd: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta_raw: Tensor,
-        beta: Tensor,
-        a: Tensor,
-        g_input: Optional,
-        a_log: Optional,
-        dt_bias: Optional,
-    ) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        q, _, k, _, v, g, beta_raw, beta, _, g_input, a_log, dt_bias = saved_tensors
         do = aten.contiguous(do)
         gate = None
         if g_input is not None and a_log is not None and dt_bias is not None:
@@ -292,7 +280,7 @@ def chunk_gated_delta_rule(
 def chunk_gated_delta_rule_alone(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs the chunked gated delta rule alone; the caller computes norms, gate and sigmoid.
+    """Runs the chunked gated delta rule alone. The caller computes norms, gate and sigmoid.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
@@ -415,22 +403,8 @@ def chunk_kda(
     """
     autograd_graph = aten.graph
 
-    def backward(
-        do: Tensor,
-        q: Tensor,
-        q_rstd: Tensor,
-        k: Tensor,
-        k_rstd: Tensor,
-        v: Tensor,
-        g_sum: Optional,
-        g_input: Tensor,
-        beta_raw: Tensor,
-        beta: Tensor,
-        a_log: Optional,
-        dt_bias: Optional,
-        aqk: Tensor,
-        akk: Tensor,
-    ) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        q, _, k, _, v, g_sum, g_input, beta_raw, beta, a_log, dt_bias, _, akk = saved_tensors
         do = aten.contiguous(do)
         gate = None if a_log is None or dt_bias is None else (g_input, a_log, dt_bias)
         dq, dk, dv, db, dg, *gate_gradients = _kda_bwd(aten, q, k, v, beta, akk, do, g_sum, gate)

@@ -9,6 +9,7 @@ until its function returns. Deterministic algorithms are off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
@@ -90,15 +91,7 @@ def _scan_bwd(
 
 
 def selective_scan_with_states(
-    aten: Aten,
-    u: Tensor,
-    delta: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor,
-    z: Optional,
-    delta_bias: Tensor,
+    aten: Aten, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Optional, delta_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Runs the selective scan of selective_scan_interface.py:38.
 
@@ -110,8 +103,8 @@ def selective_scan_with_states(
     autograd_graph, has_groups = aten.graph, len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
-        u, delta, b, c = (_contiguous_along(aten, x, -1) for x in (u, delta, b, c))
-        z = None if z is None else _contiguous_along(aten, z, -1)
+        u, delta, b, c = (_with_contiguous_rows(aten, x) for x in (u, delta, b, c))
+        z = None if z is None else _with_contiguous_rows(aten, z)
         if not has_groups:
             b, c = aten.unsqueeze(b, 1), aten.unsqueeze(c, 1)
         output, states, out_z = _scan_fwd(aten, u, delta, a, z)
@@ -119,19 +112,8 @@ def selective_scan_with_states(
             return output, u, delta, a, b, c, d, delta_bias, states, None, None
         return out_z, u, delta, a, b, c, d, delta_bias, states, z, output
 
-    def backward(
-        dout: Tensor,
-        u: Tensor,
-        delta: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        delta_bias: Tensor,
-        states: Tensor,
-        z: Optional,
-        output: Optional,
-    ) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        u, delta, a, b, c, d, delta_bias, _, z, output = saved_tensors
         if not is_size_one(dout.strides[-1]):
             dout = aten.contiguous(dout)
         du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(aten, u, delta, a, b, c, d, z, delta_bias, output)
@@ -161,7 +143,7 @@ def _dense_of(aten: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor
     return aten.contiguous(aten.transpose(aten.unsqueeze(dense_state, 1), 2, 3))
 
 
-def mamba_inner_fn(
+def mamba_inner_fn(  # noqa: PLR0915
     aten: Aten,
     xz: Tensor,
     conv1d_weight: Tensor,
@@ -197,26 +179,12 @@ def mamba_inner_fn(
         y = aten.linear(aten.transpose(out_z, 1, 2), out_proj_weight)
         return y, xz, x_dbl, b, c, states, output
 
-    def backward(
-        dout: Tensor,
-        xz: Tensor,
-        conv1d_weight: Tensor,
-        conv1d_bias: Optional,
-        x_dbl: Tensor,
-        x_proj_weight: Tensor,
-        delta_proj_weight: Tensor,
-        out_proj_weight: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        delta_bias: Tensor,
-        states: Tensor,
-        output: Tensor,
-    ) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        *inputs, a, b, c, d, delta_bias, _, output = saved_tensors
+        xz, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight = inputs
         batch = xz.shape[0]
         x, z = split_halves(aten, xz)
-        dout = _contiguous_along(aten, dout, -1)
+        dout = _with_contiguous_rows(aten, dout)
         conv1d_out = causal_conv1d_fwd(aten, x)
         delta = _delta_of(aten, x_dbl, delta_proj_weight, batch)
         dxz = aten.like(xz)
@@ -246,17 +214,7 @@ def mamba_inner_fn(
         del flat_output
         dconv1d_out = split_tokens(aten, dconv1d_out, batch)
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(aten, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
-        return (
-            dxz,
-            dconv1d_weight,
-            dconv1d_bias,
-            dx_proj_weight,
-            ddelta_proj_weight,
-            dout_proj_weight,
-            da,
-            dd,
-            dbias,
-        )
+        return (dxz, dconv1d_weight, dconv1d_bias, dx_proj_weight, ddelta_proj_weight, dout_proj_weight, da, dd, dbias)
 
     with autograd_graph.no_grad():
         y, dense_inputs, x_dbl, b, c, states, output = forward(xz)
@@ -310,7 +268,7 @@ def _combined_fwd(
     Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
     states and the last state.
     """
-    b, c = _contiguous_along(aten, b, -1), _contiguous_along(aten, c, -1)
+    b, c = _with_contiguous_rows(aten, b), _with_contiguous_rows(aten, c)
     x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else aten.contiguous(x)
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = aten.contiguous(z)
@@ -323,9 +281,9 @@ def _combined_fwd(
     return output, out_x, dt, da_cumsum, states, final
 
 
-def _contiguous_along(aten: Aten, x: Tensor, axis: int) -> Tensor:
-    """Copies a tensor unless an axis is contiguous."""
-    return x if is_size_one(x.strides[axis]) else aten.contiguous(x)
+def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
+    """Copies a tensor unless the last axis is contiguous."""
+    return x if is_size_one(x.strides[-1]) else aten.contiguous(x)
 
 
 def by_size(aten: Aten, size: Number, x: Tensor) -> Tensor:
@@ -367,7 +325,7 @@ def _combined_bwd(
     recompute_output: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
     """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
-    dout = _contiguous_along(aten, dout, -1)
+    dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
     chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
@@ -443,19 +401,8 @@ def mamba_chunk_scan_with_state(
     """
     autograd_graph = aten.graph
 
-    def backward(
-        dout: Tensor,
-        output: Tensor,
-        x: Tensor,
-        dt: Tensor,
-        da_cumsum: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        z: Optional,
-        dt_bias: Tensor,
-    ) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        output, x, dt, _, a, b, c, d, z, dt_bias = saved_tensors
         dx, ddt, da, db, dc, dd, dz, dbias, _ = _combined_bwd(
             aten, dout, x, dt, a, b, c, output, chunk, d, z, dt_bias, accelerator
         )
@@ -474,7 +421,7 @@ def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) ->
     return x if weight is None else aten.linear(x, weight, bias)
 
 
-def mamba_split_conv1d_scan_combined(
+def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     aten: Aten,
     zxbcdt: Tensor,
     conv1d_weight: Tensor,
@@ -523,20 +470,9 @@ def mamba_split_conv1d_scan_combined(
         output = aten.unflatten(output, 0, zxbcdt.shape[:2])
         return _linear_or_input(aten, output, outproj_weight, outproj_bias), out_x, rstd
 
-    def backward(
-        dout: Tensor,
-        zxbcdt: Tensor,
-        conv1d_weight: Tensor,
-        conv1d_bias: Optional,
-        output: Tensor,
-        a: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        rmsnorm_weight: Optional,
-        rstd: Optional,
-        outproj_weight: Optional,
-        outproj_bias: Optional,
-    ) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+        *inputs, rmsnorm_weight, _, outproj_weight, outproj_bias = saved_tensors
+        zxbcdt, conv1d_weight, conv1d_bias, output, a, d, dt_bias = inputs
         rows = output.shape[:2]
         out_recompute = None if outproj_weight is None else aten.new_tensor((*rows, inner_width), output.dtype)
         z, u, dt = parts(zxbcdt)
@@ -590,17 +526,7 @@ def mamba_split_conv1d_scan_combined(
             aten.transpose(dxbc, 1, 2),
             aten.transpose(du, 1, 2),
         )
-        return (
-            dzxbcdt,
-            dweight,
-            dbias_of_conv,
-            dbias,
-            da,
-            dd,
-            drmsnorm_weight,
-            doutproj_weight,
-            doutproj_bias,
-        )
+        return (dzxbcdt, dweight, dbias_of_conv, dbias, da, dd, drmsnorm_weight, doutproj_weight, doutproj_bias)
 
     with autograd_graph.no_grad():
         y, output, rstd = forward()
@@ -638,7 +564,7 @@ def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acce
 
 
 def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the caller allocates the gate's gradient."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272). The caller allocates the gate's gradient."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
     return dx, _dw(aten, flat_x, weight, groups, accelerator)
@@ -654,7 +580,7 @@ def rmsnorm_fn(
     autograd_graph, shape = aten.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
-        return _contiguous_along(aten, aten.flatten(x, 0, -2), -1)
+        return _with_contiguous_rows(aten, aten.flatten(x, 0, -2))
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
         dy = rows(dy)

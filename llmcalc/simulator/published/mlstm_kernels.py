@@ -56,14 +56,7 @@ def mlstm_chunkwise(aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: T
 
 
 def mlstm_with_states(
-    aten: Aten,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    chunk: Number,
-    states: Sequence[Tensor] | None,
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number, states: Sequence[Tensor] | None
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs `wrap_chunkwise__arbitrary_sequence_length` of kernel_wrappers.py, without gradients.
 

@@ -80,7 +80,7 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     tensors: list[StoredTensor] = []
     starts: list[int] = []
-    names: set[str] = set()
+    tensor_names: set[str] = set()
     metadata: dict[str, Any] = {}
     position = len(text) - len(text.lstrip(_SPACE)) + 1
     closing_character = text[position - 1 : position]
@@ -100,10 +100,10 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
                 "safetensors checkpoint"
             )
         name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
-        if name in names:
+        if name in tensor_names:
             raise InputError(f"{location}: two tensors are called {name[:80]}; not a safetensors checkpoint")
-        names.add(name)
-        if len(names) > MOST_TENSORS:
+        tensor_names.add(name)
+        if len(tensor_names) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
         if name == "__metadata__":
             metadata = _parse_metadata(match[2], location)

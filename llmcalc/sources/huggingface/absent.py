@@ -11,7 +11,7 @@ class Absent(LookupError):
     """Raised if a description has no value for a config field, so that the field is left out of the config."""
 
 
-def present(value: Value | None) -> Value:
+def require_present(value: Value | None) -> Value:
     """Returns the value; raises `Absent` if it is None."""
     if value is None:
         raise Absent

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
 from .heads import architecture_of
-from .registry import family_of, kind_of_class, library_classes, model_types, text_of, usual_name
+from .registry import family_of, library_classes, model_types, text_model_of, type_of_class_name, usual_name
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
@@ -15,13 +15,15 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
     Raises `InputError` if its model type is not supported.
     """
-    text = text_of(config)[2]
-    types = dict.fromkeys((kind_of_class(architecture_of(config)), usual_name(config["model_type"]), text))
-    base_families = [family_of(name).like or name for name in types if name in model_types()]
+    text_type = text_model_of(config)[2]
+    class_types = dict.fromkeys(
+        (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
+    )
+    base_families = [family_of(name).class_model_type or name for name in class_types if name in model_types()]
     prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
     family = family_of(base_families[-1])
-    stored = _with_unconverted(config, family.unconverted)
-    return Checkpoint(stored, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+    stored = _with_unconverted(config, family.unconverted_modules)
+    return Checkpoint(stored, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
 
 
 def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> Mapping[str, Any]:

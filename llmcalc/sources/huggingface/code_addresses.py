@@ -1,4 +1,4 @@
-"""The base addresses of models' published code, for `Family.code`."""
+"""The base addresses of models' published code, for `Family.source`."""
 
 from __future__ import annotations
 

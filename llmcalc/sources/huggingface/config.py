@@ -56,8 +56,8 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 def in_json(value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
-    names = {None: "null", True: "true", False: "false"}
-    return names[value] if value is None or isinstance(value, bool) else shown(value)
+    json_words = {None: "null", True: "true", False: "false"}
+    return json_words[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
@@ -76,12 +76,13 @@ class Config:
 
     data: the parsed JSON.
     defaults: defaults of the family's configuration class, under its own field names.
-    where: the path from the top of the file, for messages (`text_config.`).
+    head: the output head of the class that saved the config.
+    location: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
-    unread: usual names in `aliases` that the family's class does not read; only the family's own name counts.
+    unread_aliases: usual names in `aliases` that the family's class does not read; only the family's own name counts.
     fields_read: names of all fields that have been read.
     notes: remarks for the user.
-    unknown: fields that were never read, set by `close`.
+    unknown: fields that were never read, set by `finish`.
     from_defaults: path of each size that the config leaves to its class → the default.
     """
 
@@ -89,9 +90,9 @@ class Config:
     defaults: Mapping[str, Any]
     model_type: str
     head: HeadKind = "lm"
-    where: str = ""
+    location: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
+    unread_aliases: frozenset[str] = frozenset()
     fields_read: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Config:
         """
         for name in ("rope_parameters", "rope_scaling"):
             if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
-                raise self.wrong(name, self.data[name], "a table of fields")
+                raise self.error(name, self.data[name], "a table of fields")
 
     def get(self, *names: str) -> Any:
         """Returns the raw value of a field, or the class's default.
@@ -120,7 +121,7 @@ class Config:
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        missing_error = self.wrong(
+        missing_error = self.error(
             self._name_in_config(names), "missing", f"a field that every {self.model_type} config has"
         )
         suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
@@ -138,12 +139,12 @@ class Config:
         return self._names[names]
 
     def _aliased_value(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        read_names = [name for name in names if name not in self.unread]
+        read_names = [name for name in names if name not in self.unread_aliases]
         alias_names = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [
             name
             for name, alias in self.aliases.items()
-            if alias in (*read_names, *alias_names) and name not in self.unread
+            if alias in (*read_names, *alias_names) and name not in self.unread_aliases
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
@@ -183,12 +184,12 @@ class Config:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
         if not is_whole(value) or not minimum <= value <= maximum:
             limit = f", at most {maximum}" if is_whole(value) and value > maximum else ""
-            raise self.wrong(self._name_in_config(names), value, expected + limit)
+            raise self.error(self._name_in_config(names), value, expected + limit)
         if value and self._winning_name(self._with_aliases(names)) is None:
-            self.from_defaults[f"{self.where}{names[0]}"] = value
+            self.from_defaults[f"{self.location}{names[0]}"] = value
         return value
 
-    def maybe(self, *names: str) -> int | None:
+    def optional_size(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
         is_present = any(name in self.data or name in self.defaults for name in names)
@@ -198,7 +199,7 @@ class Config:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
         value = self.get(*names)
         if not is_right(value):
-            raise self.wrong(self._name_in_config(names), value, expected)
+            raise self.error(self._name_in_config(names), value, expected)
         return value
 
     def flag(self, *names: str) -> bool:
@@ -242,7 +243,7 @@ class Config:
     def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         table = self.table(name) if self.has(name) else {}
-        return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.location}{name}.")
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
@@ -252,27 +253,27 @@ class Config:
 
         return options[self._checked(names, is_right, "one of " + ", ".join(options))]
 
-    def must(self, name: str, *expected_values: Any) -> None:
+    def require(self, name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
         value = self.get(name)
         if value not in expected_values:
             expected = ", ".join(map(in_json, expected_values))
-            raise self.wrong(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
+            raise self.error(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
 
-    def divided(self, name: str, dividend: int, divisor: int) -> int:
+    def quotient(self, name: str, dividend: int, divisor: int) -> int:
         """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
-            raise self.wrong(name, divisor, f"a divisor of {dividend}")
+            raise self.error(name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
 
-    def wrong(self, name: str, value: Any, expected: str) -> InputError:
+    def error(self, name: str, value: Any, expected: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
         alias = self.aliases.get(name, name)
         name = self._winning_name((name, alias)) or alias
         problem = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.where}{name}: {problem}; expected {expected}")
+        return InputError(f"{self.location}{name}: {problem}; expected {expected}")
 
-    def close(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
+    def finish(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
         ignored_fields: fields of this family that change no count.
@@ -282,9 +283,9 @@ class Config:
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
-        } - self.unread
+        } - self.unread_aliases
         parent.unknown += [
-            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates_field(name, value))
+            Unknown(f"{self.location}{name}", value, self._corrected_name(name), self._restates_field(name, value))
             for name, value in sorted(self.data.items())
             if name not in known_fields and not name.startswith("_")
         ]
@@ -293,7 +294,7 @@ class Config:
 
     def _corrected_name(self, name: str) -> str:
         """Returns the known field, not set in the config, that an unknown field may misspell."""
-        if name in self.unread:
+        if name in self.unread_aliases:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(name, unset)

@@ -18,6 +18,9 @@ CLASSES: dict[str, re.Pattern[str]] = {
     kind: re.compile(pattern)
     for kind, pattern in {
         "peagle": r"P(arallel)?Eagle(?=[A-Z]|$)",
+        "eagle3_deepseek": r"Eagle3Deep[Ss]eek|^Deep[Ss]eek\w*Eagle3(?=[A-Z]|$)",
+        "eagle3_qwen3_moe": r"^Qwen3MoE\w*Eagle3(?=[A-Z]|$)",
+        "eagle3_gpt_oss": r"^GptOss\w*Eagle3(?=[A-Z]|$)",
         "eagle3": r"Eagle3(?=[A-Z]|$)",
         "dspark": r"DSpark",
         "domino": r"DominoDraft",
@@ -39,7 +42,7 @@ DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Sno
 modules of multi-token prediction as files.
 """
 
-OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
+OTHER_LAYERS = re.compile(r"Eagle2?Deep[Ss]eek|Eagle\d*(MiniCPM|MistralLarge3|Llama4)|DSparkV\d|KimiK3DSpark")
 """Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
 
 FIELDS_OF_OTHER_LAYERS = (
@@ -48,6 +51,15 @@ FIELDS_OF_OTHER_LAYERS = (
 )
 """Fields of drafts with latent or linear attention, experts or the target's keys and values, unless the class says that
 the layers are Llama's."""
+
+FIELDS_READ: dict[str, tuple[str, ...]] = {
+    "eagle3_deepseek": ("kv_lora_rank", "q_lora_rank", "n_routed_experts"),
+    "eagle3_qwen3_moe": ("num_experts",),
+    "eagle3_gpt_oss": ("num_local_experts",),
+    "dflash": ("n_routed_experts",),
+    "dspark": ("n_routed_experts",),
+}
+"""Model type of a draft → those of these fields that its reader reads, or that its class does not read."""
 
 ATTENTION_MODES = (None, "gqa", "mha")
 """Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
@@ -140,7 +152,8 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
     """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
-    fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and "Llama" not in name]
+    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in name else FIELDS_READ.get(config["model_type"], ())
+    fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and field not in read_fields]
     listed_modes = config.get("attention_modes")
     modes = [config.get("attention_mode"), *(listed_modes if isinstance(listed_modes, list) else [listed_modes])]
     other_modes = [mode for mode in modes if mode not in ATTENTION_MODES]

@@ -49,7 +49,7 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _read_probability(config, name) for place, name in family.dropout.items()}
+    places = {place: _read_probability(config, name) for place, name in family.dropout_fields.items()}
     return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
@@ -60,5 +60,5 @@ def _read_probability(config: Config, name: str) -> float:
     if value is None:
         return 0.0
     if not is_number(value) or not 0 <= value < 1:
-        raise config.wrong(name, value, "a probability from 0 to below 1")
+        raise config.error(name, value, "a probability from 0 to below 1")
     return float(value)

@@ -45,19 +45,19 @@ class Deviation:
     """A difference between a family's classes and its architecture, and how to count it.
 
     quantity: the number that it changes.
-    follow: returns an op as the class runs it.
-    more: what the class computes beyond the counted ops.
-    at: the node where it does.
-    when: whether it applies to a model; default all models of the classes.
+    class_op: returns an op as the class runs it.
+    further_quantity: what the class computes beyond the counted ops.
+    node_path: the node where it does.
+    applies_to: whether it applies to a model; default all models of the classes.
     """
 
     name: str
-    what: str
+    explanation: str
     quantity: Literal["parameters", "forward_flops", "cache_bytes"]
-    follow: Callable[[Op], Op] = lambda op: op
-    when: Callable[[ModelSpec], bool] = lambda spec: True
-    more: Callable[[ModelSpec], Number] = lambda spec: 0
-    at: str = ""
+    class_op: Callable[[Op], Op] = lambda op: op
+    applies_to: Callable[[ModelSpec], bool] = lambda spec: True
+    further_quantity: Callable[[ModelSpec], Number] = lambda spec: 0
+    node_path: str = ""
 
 
 def every_expert(op: Op) -> Op:
@@ -71,7 +71,7 @@ ATTENTION_DROPOUT = {"attention": "attention_dropout"}
 """The field of most decoders."""
 
 
-def untied(spec: ModelSpec) -> bool:
+def is_untied(spec: ModelSpec) -> bool:
     """Whether the model's output projection has a weight separate from the embedding."""
     from ...components.head import LMHead
 
@@ -89,21 +89,21 @@ class Quirks:
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
     refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
-    audio_ids: function from the class's config object and ids [batch, tokens] to the ids that its decoder takes, for
+    decoder_ids: function from the class's config object and ids [batch, tokens] to the ids that its decoder takes, for
         classes with several tokens of audio at each position, whose embeddings they add.
-    counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
-        sequence (BigBird); not class names.
-    more_inputs: function from the class's config object to the arguments that it requires beside token ids, each with
-        the shape of its zeros: numbers, `batch` and `seq`.
+    counted_field_values: config fields → the value that is counted, in families whose classes replace modules by the
+        length of a sequence (BigBird); not class names.
+    further_inputs: function from the class's config object to the arguments that it requires beside token ids, each
+        with the shape of its zeros: numbers, `batch` and `seq`.
     """
 
     reads_values: tuple[str, ...] = ()
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
-    audio_ids: Callable[[Any, Tensor], Tensor] = lambda config, ids: ids
-    counted_as: Mapping[str, Any] = field(default_factory=dict)
-    more_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
+    decoder_ids: Callable[[Any, Tensor], Tensor] = lambda config, ids: ids
+    counted_field_values: Mapping[str, Any] = field(default_factory=dict)
+    further_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
@@ -114,92 +114,94 @@ LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
 class Family:
     """A `model_type`: readers and writers of the config, and deviations of the `transformers` classes from the spec.
 
-    read: function from a config to the `model` table of a native description.
+    read_model: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults
         if it has no class there; `registry` adds those of the class (`class_defaults`).
-    ignored: fields of its configs that change no count and that its class in `transformers` does not have; of the
-        class's own fields `registry` adds all, for a test compares those that are not read with the class. With a
+    ignored_fields: fields of its configs that change no count and that its class in `transformers` does not have; of
+        the class's own fields `registry` adds all, for a test compares those that are not read with the class. With a
         path (`text_config.block_size`) a field of the text model that only the wrapper's class has.
-    uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
-        have it; `{}` in the remark is the field's value.
+    uncounted_fields: field of its configs → the remark that the part it describes is not counted, because its class
+        does not have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.
-    text: the family of its text model, for a model that wraps one.
+    text_type: the family of its text model, for a model that wraps one.
     text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`); by default
         `text_config`.
-    text_id: the field of its configs that may name the repository of the text model in the place of that section; such
-        a config does not state the model's sizes and is refused. Empty if there is no such field.
-    decodes: whether its text model is the decoder of an encoder-decoder, which `AutoModelForCausalLM` builds whatever
-        class the decoder's config names.
-    generates: whether its classes generate text whatever their names end with (`InternVLChatModel`).
+    text_id_field: the field of its configs that may name the repository of the text model in the place of that section;
+        such a config does not state the model's sizes and is refused. Empty if there is no such field.
+    is_decoder: whether its text model is the decoder of an encoder-decoder, which `AutoModelForCausalLM` builds
+        whatever class the decoder's config names.
+    generates_text: whether its classes generate text whatever their names end with (`InternVLChatModel`).
     aliases: usual name → name in its configs (`hidden_size` → `n_embd`), beside those of its class's `attribute_map`,
-        which `classes.json` lists; also the usual names of `unread`.
-    unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
-    like: the model type whose `transformers` class computes it, if it has no class of its own.
-    code: the published source of its class, if that is code of the model's own repository (`auto_map`), or a class that
-        `transformers` cannot build. It is never run: the witnesses of such a family are the reference and the sizes of
-        published checkpoints.
-    grouped_router: whether the source in `code` selects a token's experts from `topk_group` of `n_group` groups.
-    projection: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
+        which `classes.json` lists; also the usual names of `unread_aliases`.
+    unread_aliases: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
+    class_model_type: the model type whose `transformers` class computes it, if it has no class of its own.
+    source: the published source of its class, if that is code of the model's own repository (`auto_map`), or a class
+        that `transformers` cannot build. It is never run: the witnesses of such a family are the reference and the
+        sizes of published checkpoints.
+    grouped_router: whether the source in `source` selects a token's experts from `topk_group` of `n_group` groups.
+    projection_size: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
         images, the field with the vector's size and its default; none by default.
-    ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
+    tying_source: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
-    filled: defaults that the wrapper's class adds to its `text_config`.
-    passed: field of the text model → the section and the field of the wrapper's config that its class takes it from,
-        and that field's default.
-    dropout: place of a dropout (`components/dropout.py`) → the field of its configs with the probability, which is 0 by
-        default; by default `attention_dropout` alone.
-    towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
+    text_defaults: defaults that the wrapper's class adds to its `text_config`.
+    text_fields_from_sections: field of the text model → the section and the field of the wrapper's config that its
+        class takes it from, and that field's default.
+    dropout_fields: place of a dropout (`components/dropout.py`) → the field of its configs with the probability, which
+        is 0 by default; by default `attention_dropout` alone.
+    tower_class_prefixes: prefixes of the names of classes that build vision or audio encoders for a text model with a
+        flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
     uncounted_modules: the modules of its class that hold what is not counted, joined by ` + ` (`*` is an index), for a
         class that has them beside a text model whose config is flat; a comparison leaves them out.
 
-    writes: field → its value, for config fields that have a special meaning here or exist only in this family.
-    spelled_as_read: whether its aliases are those of older files and not those of its class.
-    alone: whether a class for the text model alone exists, which `convert` may name.
-    writes_towers: vision and audio encoders, by their names in the wrapper's class, → the config sections that describe
-        them and other fields of the wrapper.
+    field_writers: field → its value, for config fields that have a special meaning here or exist only in this family.
+    has_older_aliases: whether its aliases are those of older files and not those of its class.
+    has_text_class: whether a class for the text model alone exists, which `convert` may name.
+    write_tower_sections: vision and audio encoders, by their names in the wrapper's class, → the config sections that
+        describe them and other fields of the wrapper.
 
     modules: nodes of the tree whose modules have unusual names in its classes.
-    earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
-        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`); `*` is an index in both.
-    unconverted: patterns of modules that its checkpoints keep in the model's number format although their
+    earlier_names: components of its classes' names → the names in checkpoints that other versions or libraries wrote,
+        applied in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`); `*` is an index in
+        both.
+    unconverted_modules: patterns of modules that its checkpoints keep in the model's number format although their
         `quantization_config` does not list them, because its code never converts them.
     quirks: requirements for running its classes without real values.
     deviations: differences between its classes and the architecture.
     """
 
-    read: Callable[[Config], dict[str, Any]] | None
+    read_model: Callable[[Config], dict[str, Any]] | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-    uncounted: Mapping[str, str] = field(default_factory=dict)
+    ignored_fields: frozenset[str] = frozenset()
+    uncounted_fields: Mapping[str, str] = field(default_factory=dict)
     published_as: frozenset[str] = frozenset()
-    text: str | None = None
+    text_type: str | None = None
     text_section: str = "text_config"
-    text_id: str = ""
-    decodes: bool = False
-    generates: bool = False
+    text_id_field: str = ""
+    is_decoder: bool = False
+    generates_text: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
-    like: str | None = None
-    code: str = ""
+    unread_aliases: frozenset[str] = frozenset()
+    class_model_type: str | None = None
+    source: str = ""
     grouped_router: bool = False
-    projection: tuple[str, int] | None = None
-    ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
-    filled: Mapping[str, Any] = field(default_factory=dict)
-    passed: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
-    dropout: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)
-    towers: str = ""
+    projection_size: tuple[str, int] | None = None
+    tying_source: Literal["wrapper", "text", "either", "never"] = "wrapper"
+    text_defaults: Mapping[str, Any] = field(default_factory=dict)
+    text_fields_from_sections: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
+    dropout_fields: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)
+    tower_class_prefixes: str = ""
     tower_file: str = ""
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
     uncounted_modules: str = ""
-    writes: Writes = field(default_factory=dict)
-    spelled_as_read: bool = False
-    alone: bool = True
-    writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    field_writers: Writes = field(default_factory=dict)
+    has_older_aliases: bool = False
+    has_text_class: bool = True
+    write_tower_sections: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
-    earlier: Mapping[str, str] = field(default_factory=dict)
-    unconverted: tuple[str, ...] = ()
+    earlier_names: Mapping[str, str] = field(default_factory=dict)
+    unconverted_modules: tuple[str, ...] = ()
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

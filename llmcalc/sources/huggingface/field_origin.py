@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import InputError
 from .config import IRRELEVANT
 from .heads import head_of
-from .registry import config_of, family_of, text_of
+from .registry import family_of, text_model_of, typed_config
 
 
 class TrackedInt(int):
@@ -65,14 +65,14 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     Empty if the names are the same.
     """
     try:
-        prefix, text_config, model_type = text_of(config)
+        prefix, text_config, model_type = text_model_of(config)
         family = family_of(model_type, prefix)
-        if family.read is None:
+        if family.read_model is None:
             return ""
         tracked_config = {
             name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
-        description = family.read(config_of(tracked_config, model_type, family, head_of(config), prefix))
+        description = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
@@ -95,14 +95,14 @@ def _tracked_value(value: Any, path: str) -> Any:
     return _with_fields(value, frozenset({path}))
 
 
-def _numbers_below(table: Any, names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
+def _numbers_below(table: Any, field_names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
     if isinstance(table, dict):
         for name, value in table.items():
-            yield from _numbers_below(value, names, name in names and not isinstance(value, dict))
+            yield from _numbers_below(value, field_names, name in field_names and not isinstance(value, dict))
     elif isinstance(table, list | tuple):
         for value in table:
-            yield from _numbers_below(value, names, is_inside)
+            yield from _numbers_below(value, field_names, is_inside)
     elif is_inside and isinstance(table, TrackedInt | TrackedFloat):
         yield table
 

@@ -11,7 +11,7 @@ from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .other_forms import as_config
-from .registry import family_of, kind_of_class, read, usual_name, with_model_type
+from .registry import family_of, read, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
 
@@ -50,7 +50,7 @@ def require_counted_type(text: str, location: str) -> None:
     Other fields may be wrong.
     """
     config_data, _ = as_config(parse_config(text, location))
-    model_type = config_data.get("model_type") or kind_of_class(architecture_of(config_data))
+    model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{location}: has no model_type")
     family_of(usual_name(model_type), config=config_data)
@@ -129,11 +129,11 @@ def describe_data(
     dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
         description["dtype"] = dtype
-    tables = [*_config_tables(config_data)]
-    state_dtype = next((table[key] for table in tables for key in STATE_DTYPES if key in table), None)
+    config_tables = [*_config_tables(config_data)]
+    state_dtype = next((table[key] for table in config_tables for key in STATE_DTYPES if key in table), None)
     if isinstance(state_dtype, str) and state_dtype != "auto":
         description["state_dtype"] = state_dtype
-    rope_parameters = _rope_parameters(next(iter(tables)))
+    rope_parameters = _rope_parameters(next(iter(config_tables)))
     if rope_parameters:
         description["rope_parameters"] = rope_parameters
     return description

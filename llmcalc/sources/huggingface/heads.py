@@ -51,8 +51,8 @@ heads.
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:
     """Returns the name of the class that saved a config; empty if the config has none."""
-    names = config_data.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    class_names = config_data.get("architectures")
+    return class_names[0] if isinstance(class_names, list) and class_names and isinstance(class_names[0], str) else ""
 
 
 def head_of(config_data: Mapping[str, Any]) -> HeadKind:

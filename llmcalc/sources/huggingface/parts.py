@@ -58,8 +58,12 @@ def attention(config: Config, **fields: Any) -> Table:
     fields: added to or replacing the others.
     """
     heads = config.size("num_attention_heads")
-    kv_heads = config.maybe("num_key_value_heads")
-    table: Table = {"num_attention_heads": heads, "head_dim": config.maybe("head_dim"), "position": rope(config)}
+    kv_heads = config.optional_size("num_key_value_heads")
+    table: Table = {
+        "num_attention_heads": heads,
+        "head_dim": config.optional_size("head_dim"),
+        "position": rope(config),
+    }
     if kv_heads is not None and kv_heads != heads:
         table["num_key_value_heads"] = kv_heads
     return {field: value for field, value in {**table, **fields}.items() if value is not None}
@@ -70,17 +74,17 @@ def rope(
     share: float = 1.0,
     share_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
-    kind: str | None = None,
+    layer_kind: str | None = None,
 ) -> Table:
     """Returns rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
     share: default share of each head that is rotary, in the field `share_name`.
-    kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
+    layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((share_name, theta_name))
     parameters = config.data.get("rope_parameters") or {}
-    if kind is not None and isinstance(parameters.get(kind), dict):
-        parameters = parameters[kind]
+    if layer_kind is not None and isinstance(parameters.get(layer_kind), dict):
+        parameters = parameters[layer_kind]
 
     def stated(name: str, name_above: str) -> Any:
         return parameters[name] if parameters.get(name) is not None else config.data.get(name_above)
@@ -88,7 +92,7 @@ def rope(
     theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
     rotary_share = share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
-        raise config.wrong(share_name, rotary_share, "a number above 0 and at most 1")
+        raise config.error(share_name, rotary_share, "a number above 0 and at most 1")
     table: Table = {"type": "rope"}
     if rotary_share != 1:
         table["partial_rotary_factor"] = float(rotary_share)
@@ -129,12 +133,12 @@ def fused_glu(config: Config) -> Table:
     return {**glu(config), "fused_gate": True}
 
 
-def clamped(network: Table) -> Table:
+def clamped_swiglu(network: Table) -> Table:
     """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
     return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
-def clamped_by_steps(network: Table) -> Table:
+def clamped_gpt_oss_network(network: Table) -> Table:
     """Returns gpt-oss's gated network (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times (up + 1)."""
     return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
@@ -191,7 +195,7 @@ def decoder(
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if config.maybe("max_position_embeddings") is not None:
+    if config.optional_size("max_position_embeddings") is not None:
         table["max_position_embeddings"] = config.size("max_position_embeddings")
     table |= {"decoder": layers, "head": head_table(config, head, score, answers)}
     return {**table, **model}
@@ -222,7 +226,7 @@ def encoder(
 
     The arguments are those of `decoder`; by default a question-answering head has the config's number of labels.
     """
-    table = {**decoder(config, block, None, head, stack, score, answers or labels(config)), **model}
+    table = {**decoder(config, block, None, head, stack, score, answers or class_count(config)), **model}
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
         if config.flag("add_cross_attention"):
             _add_idle_cross_attention(config, table["decoder"]["block"])
@@ -234,14 +238,14 @@ def encoder(
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
     """Adds BERT's cross-attention with self-attention's heads to a decoder layer; only encoder-decoders run it."""
     if block["norm_placement"] != "post":
-        raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
+        raise config.error("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
     config.notes.append(IDLE_CROSS_ATTENTION)
 
 
-def token_types(types: int, tasks: int | None = None) -> Table:
+def token_types(segment_types: int, task_types: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
-    table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
+    table = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
     vocab_sizes = {name: vocab_size for name, vocab_size in table.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
@@ -272,11 +276,11 @@ def simple_answers(config: Config) -> Table:
     """
     name = architecture(config)
     if name.endswith(OF_ANSWERS):
-        raise config.wrong("architectures", name, f"{name}Simple or another class without beam search over answers")
+        raise config.error("architectures", name, f"{name}Simple or another class without beam search over answers")
     if not name.endswith(OF_SIMPLE_ANSWERS):
         return {}
     config.head = "classification"
-    return {"head": {"type": "classification", "num_labels": labels(config), "over": "token"}}
+    return {"head": {"type": "classification", "num_labels": class_count(config), "over": "token"}}
 
 
 def block_sparse_note(config: Config) -> None:
@@ -302,7 +306,7 @@ def architecture(config: Config) -> str:
     return architecture_of(config.data)
 
 
-def labels(config: Config) -> int:
+def class_count(config: Config) -> int:
     """Returns the number of classes of a classifier: `num_labels`, else the number of label names, else 2."""
     label_names = config.data.get("id2label")
     if isinstance(label_names, dict) and label_names and not config.has("num_labels"):
@@ -339,16 +343,16 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(config),
+            "num_labels": answers if name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
         }
     if config.head == "classification":
         compares_texts = name.endswith((OF_CHOICES, OF_PAIRS))
         if compares_texts and score is None:
-            raise config.wrong(
+            raise config.error(
                 "architectures", name, f"a class of {config.model_type} (--head lm or --head none counts another head)"
             )
-        label_count = labels(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
+        label_count = class_count(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
         return {
             "type": "classification",
             "num_labels": label_count,
@@ -362,29 +366,29 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     return {"type": "lm", **(head or {})}
 
 
-def layer_pattern(names: list[str]) -> Table:
+def layer_pattern(layer_kinds: list[str]) -> Table:
     """Splits a list of layer kinds, bottom first, into `first_layers` and the shortest `pattern`.
 
     The pattern repeats after the first layers.
     """
-    shortest_pattern: tuple[list[str], list[str]] = (names, names[-1:])
-    for start in range(min(len(names), 8)):
-        repeated_names = names[start:]
-        period = _shortest_period(repeated_names)
-        if period <= len(repeated_names) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
-            shortest_pattern = (names[:start], repeated_names[:period])
+    shortest_pattern: tuple[list[str], list[str]] = (layer_kinds, layer_kinds[-1:])
+    for start in range(min(len(layer_kinds), 8)):
+        repeated_kinds = layer_kinds[start:]
+        period = _shortest_period(repeated_kinds)
+        if period <= len(repeated_kinds) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
+            shortest_pattern = (layer_kinds[:start], repeated_kinds[:period])
     return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
-def _shortest_period(names: list[str]) -> int:
-    """Returns the smallest p with `names[i] == names[i % p]` for all i in linear time (Knuth–Morris–Pratt)."""
-    border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
-    for i in range(1, len(names)):
+def _shortest_period(layer_kinds: list[str]) -> int:
+    """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
+    border = [0] * len(layer_kinds)  # length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
+    for i in range(1, len(layer_kinds)):
         prefix = border[i - 1]
-        while prefix and names[i] != names[prefix]:
+        while prefix and layer_kinds[i] != layer_kinds[prefix]:
             prefix = border[prefix - 1]
-        border[i] = prefix + (names[i] == names[prefix])
-    return len(names) - border[-1]
+        border[i] = prefix + (layer_kinds[i] == layer_kinds[prefix])
+    return len(layer_kinds) - border[-1]
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
@@ -415,29 +419,29 @@ EARLIER_LAYER_TYPES = {
 """Earlier name of a kind of layer in `layer_types` → its name (`remap_legacy_layer_types` of transformers)."""
 
 
-def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
-    """Returns each layer's kind from a list in the config, translated by `name_of_type`; `default` without a list.
+def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default_kinds: list[str]) -> list[str]:
+    """Returns each layer's kind from a list in the config, translated by `name_of_type`, or the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.
     """
     field_value = config.get(field)
     if field_value is None:
-        return default
+        return default_kinds
     kind_of_name = {
         **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    names, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default)
+    layer_kinds, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     lengths = {depth}
     if field == "layer_types" and is_whole(predicting_layers):
         lengths.add(depth + predicting_layers)
-    if "" in names or len(names) not in lengths:
-        raise config.wrong(
-            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(names, default)
+    if "" in layer_kinds or len(layer_kinds) not in lengths:
+        raise config.error(
+            field, field_value, f"{depth} times {' or '.join(name_of_type)}" + length_hint(layer_kinds, default_kinds)
         )
-    return names[:depth]
+    return layer_kinds[:depth]
 
 
 def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> str:
@@ -453,7 +457,7 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
     first_shared = len(layer_kinds) - shared_layers
     missing_kinds = {*layer_kinds[max(first_shared, 0) :]} - {*layer_kinds[: max(first_shared, 0)]}
     if missing_kinds:
-        raise config.wrong(
+        raise config.error(
             "num_kv_shared_layers",
             shared_layers,
             f"layers of every kind ({', '.join(sorted(missing_kinds))}) below those",
@@ -461,39 +465,43 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
 
 
 def sliding_stack(
-    config: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
+    config: Config, default_kinds: list[str], sliding_fields: Table | None = None, full_fields: Table | None = None
 ) -> Table:
-    """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
+    """Returns the stack fields of `full` and `sliding_fields` layers, read from `layer_types`.
 
     Empty without a `sliding_window`.
 
-    sliding, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
+    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
-    window, names = config.maybe("sliding_window"), listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
-    if window is None or ("sliding" not in names and not full_fields):
+    window = config.optional_size("sliding_window")
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
+    if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    layer_kinds: Table = {
+    changes: Table = {
         "full": {"attention": full_fields or {}},
-        "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
+        "sliding": {"attention": {"sliding_window": window, **(sliding_fields or {})}},
     }
-    return stack_of_variants(layer_kinds, names)
+    return stack_of_variants(changes, layer_kinds)
 
 
-def stack_of_variants(changes: Table, names: list[str]) -> Table:
-    """Returns the stack fields of layers that differ from the block. changes: by kind. names: each layer's kind."""
-    return {"variants": {name: changes[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+def stack_of_variants(changes: Table, layer_kinds: list[str]) -> Table:
+    """Returns the stack fields of layers that differ from the block in some fields.
+
+    changes: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
+    """
+    return {"variants": {name: changes[name] for name in dict.fromkeys(layer_kinds)}, **layer_pattern(layer_kinds)}
 
 
-def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:
+def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Table:
     """Returns an encoder's stack, whose sliding layers attend equally far to both sides.
 
-    distance: function from the config's window to the distance on each side.
+    distance_of: function from the config's window to the distance on each side.
     """
     variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
         if window is not None:
-            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance(window) + 1}
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of(window) + 1}
     return {**stack, **({"variants": variants} if variants else {})}
 
 
@@ -502,8 +510,12 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default = ["dense" if i < first_dense else "moe" for i in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default) if config.has("mlp_layer_types") else default
+    default_kinds = ["dense" if i < first_dense else "moe" for i in range(depth)]
+    return (
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
+        if config.has("mlp_layer_types")
+        else default_kinds
+    )
 
 
 def prediction(config: Config) -> Table:
@@ -529,17 +541,17 @@ def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [(names, layer_kinds) for names, layer_kinds in axes if any(layer_kinds[name] for name in names)]
+    varying_axes = [(kinds, changes) for kinds, changes in axes if any(changes[kind] for kind in kinds)]
     if not varying_axes:
         return {}
-    names = ["-".join(kind_names) for kind_names in zip(*(names for names, _ in varying_axes), strict=True)]
+    layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
     variants: Table = {}
-    for i, name in enumerate(names):
+    for i, layer_kind in enumerate(layer_kinds):
         variants.setdefault(
-            name,
-            {field: change for axis, layer_kinds in varying_axes for field, change in layer_kinds[axis[i]].items()},
+            layer_kind,
+            {field: change for kinds, changes in varying_axes for field, change in changes[kinds[i]].items()},
         )
-    return {"variants": variants, **layer_pattern(names)}
+    return {"variants": variants, **layer_pattern(layer_kinds)}
 
 
 def learned_positions(config: Config, offset: int = 0) -> Table:
@@ -551,21 +563,20 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
     }
 
 
-def stack_of_kinds(layer_tables: dict[str, Table], names: list[str]) -> Table:
+def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each from a complete layer table.
 
-    `names` is the kind of each layer.
-
+    layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {name: layer_tables[name] for name in dict.fromkeys(names)}
+    used_kinds = {name: layer_tables[name] for name in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
         if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
             changes = {
                 name: {field: value for field, value in layer.items() if block.get(field) != value}
                 for name, layer in used_kinds.items()
             }
-            return {"block": block, "variants": changes, **layer_pattern(names)}
+            return {"block": block, "variants": changes, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")
 
 
@@ -574,7 +585,7 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
 
     Layers with equal changes are of one kind.
     """
-    names: list[str] = []
+    layer_kinds: list[str] = []
     variants: Table = {}
     kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for i, (label, changes) in enumerate(layers):
@@ -587,5 +598,5 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
                     f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
                     "that are more alike"
                 )
-        names.append(variant_name)
-    return {"variants": variants, **layer_pattern(names)}
+        layer_kinds.append(variant_name)
+    return {"variants": variants, **layer_pattern(layer_kinds)}

@@ -71,9 +71,7 @@ CODE_CLASSES = {
 another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
 """
 
-WRAPPER_CLASSES = {
-    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration"),
-}
+WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration")}
 """Class of a wrapper whose published configs state a model type of many models (`vlm`) → the model type that reads
 them, and its class in `transformers`.
 """
@@ -119,7 +117,7 @@ def library_classes() -> LibraryClasses:
     return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
 
 
-def classes() -> dict[str, list[str]]:
+def library_class_names() -> dict[str, list[str]]:
     """Returns the `transformers` classes of each model type."""
     return library_classes().classes
 
@@ -140,12 +138,12 @@ def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = F
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
     """Whether the model's class or its published code selects a token's experts from some groups of experts."""
-    return family.grouped_router or (family.like or model_type) in library_classes().grouped_routers
+    return family.grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:
     """Returns the fields of a router's groups of experts; nothing where a token's experts are selected among all."""
-    groups = config.maybe("n_group")
+    groups = config.optional_size("n_group")
     reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
     if groups in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
         return {}
@@ -172,23 +170,32 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     Without a class in the config it is that of the model type's first class with such a head.
     """
     name = architecture_of(config.data) or next(
-        (name for name in classes().get(config.model_type, ()) if head_of({"architectures": [name]}) == "lm"), ""
+        (
+            name
+            for name in library_class_names().get(config.model_type, ())
+            if head_of({"architectures": [name]}) == "lm"
+        ),
+        "",
     )
-    names = ("final_logit_softcapping", "logits_soft_cap")
-    cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
+    cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
+    cap = next(
+        (config.data[name] for name in cap_fields_in_config if name in config.data), LOGIT_CAPS.get(config.model_type)
+    )
     cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
     return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
 
 
-def config_of(config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
-    """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
+def typed_config(
+    config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str
+) -> Config:
+    """Returns a config with the family's defaults and aliases. location: that of `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
-    return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread)
+    return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread_aliases)
 
 
-def kind_of_class(name: str) -> str:
+def type_of_class_name(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((model_type for model_type, names in classes().items() if name in names), "")
+    return next((model_type for model_type, class_names in library_class_names().items() if name in class_names), "")
 
 
 def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -203,28 +210,32 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if name in WRAPPER_CLASSES:
         wrapper_type, cls = WRAPPER_CLASSES[name]
         return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
-    code_kind = _type_of_repository_code(config_data, name)
-    if code_kind:
-        return {**config_data, "model_type": code_kind}, []
-    kind = kind_of_class(name) if name else ""
-    if not kind:
+    type_of_code = _type_of_repository_code(config_data, name)
+    if type_of_code:
+        return {**config_data, "model_type": type_of_code}, []
+    type_of_class = type_of_class_name(name) if name else ""
+    if not type_of_class:
         return config_data, []
     if model_type is None or model_type == "":
-        return {**config_data, "model_type": kind}, [
-            f"model_type: not given; taken as '{kind}', for architectures names {name}"
+        return {**config_data, "model_type": type_of_class}, [
+            f"model_type: not given; taken as '{type_of_class}', for architectures names {name}"
         ]
-    if isinstance(model_type, str) and model_type != kind and model_type in family_of(kind).published_as:
-        return {**config_data, "model_type": kind}, [
-            f"model_type: '{model_type}'; read as '{kind}', for architectures names {name}"
+    if (
+        isinstance(model_type, str)
+        and model_type != type_of_class
+        and model_type in family_of(type_of_class).published_as
+    ):
+        return {**config_data, "model_type": type_of_class}, [
+            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {name}"
         ]
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(config_data, usual_name(model_type), kind)
+        and _reads_differently(config_data, usual_name(model_type), type_of_class)
     ):
         raise InputError(
-            f"architectures: {name} is a class of '{kind}', but model_type says '{model_type}', and these are two "
-            "models; expected fields that name one"
+            f"architectures: {name} is a class of '{type_of_class}', but model_type says '{model_type}', and these are "
+            "two models; expected fields that name one"
         )
     return config_data, []
 
@@ -238,8 +249,12 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
         return ""
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
-    kinds = (model_type for start, model_type in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
-    return next(kinds, "") or _type_of_code_fields(config_data)
+    model_types = (
+        model_type
+        for class_prefix, model_type in CODE_CLASSES.items()
+        if name.startswith(class_prefix) or f"/{class_prefix}" in code
+    )
+    return next(model_types, "") or _type_of_code_fields(config_data)
 
 
 def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
@@ -247,8 +262,8 @@ def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
     return next(
         (
             model_type
-            for (stated, field), model_type in CODE_FIELDS.items()
-            if config_data.get("model_type") == stated and config_data.get(field)
+            for (stated_type, field), model_type in CODE_FIELDS.items()
+            if config_data.get("model_type") == stated_type and config_data.get(field)
         ),
         "",
     )
@@ -261,11 +276,11 @@ def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_t
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
     families = (family_of(stated_type), family_of(model_type))
-    reads_any_class = stated_type not in classes() or not families[0].alone
+    reads_any_class = stated_type not in library_class_names() or not families[0].has_text_class
     if (
         reads_any_class
         or FILE_OF[stated_type] == FILE_OF[model_type]
-        or any(family.read is None for family in families)
+        or any(family.read_model is None for family in families)
     ):
         return False
     try:
@@ -304,7 +319,10 @@ def family_files() -> list[str]:
 def families_in(file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
     records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
-    return {model_type: _with_class_fields(family, family.like or model_type) for model_type, family in records.items()}
+    return {
+        model_type: _with_class_fields(family, family.class_model_type or model_type)
+        for model_type, family in records.items()
+    }
 
 
 def _with_class_fields(family: Family, model_type: str) -> Family:
@@ -312,7 +330,7 @@ def _with_class_fields(family: Family, model_type: str) -> Family:
     return replace(
         family,
         defaults={**class_defaults(model_type), **family.defaults},
-        ignored=family.ignored | class_fields(model_type),
+        ignored_fields=family.ignored_fields | class_fields(model_type),
     )
 
 
@@ -345,8 +363,10 @@ def other_classes() -> dict[str, dict[str, list[str]]]:
     Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types
         with a language model of any kind.
     """
-    types: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
-    return types
+    classes_by_type: dict[str, dict[str, list[str]]] = json.loads(
+        Path(__file__).with_name("other_classes.json").read_text()
+    )
+    return classes_by_type
 
 
 def is_measurable(config: Mapping[str, Any]) -> bool:
@@ -355,7 +375,7 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     It is the class in `architectures`, else a language model of the model type.
     """
     stated_type, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    class_names = classes().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
+    class_names = library_class_names().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
     if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
@@ -372,7 +392,9 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)
-    types_of_class = [model_type for model_type, class_names in classes().items() if class_name in class_names]
+    types_of_class = [
+        model_type for model_type, class_names in library_class_names().items() if class_name in class_names
+    ]
     if types_of_class:
         return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
     if "auto_map" in config:
@@ -386,7 +408,7 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     return f"transformers has no class for it either; {IN_TOML}"
 
 
-def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path of a config's text model, with the text model's fields and model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
@@ -399,39 +421,39 @@ def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)
-    text, name = family.text, family.text_section
-    if text is None:
+    wrapped_type, section_name = family.text_type, family.text_section
+    if wrapped_type is None:
         return "", config_data, model_type
-    section = config_data.get(name)
-    if section is None and family.text_id and config_data.get(family.text_id):
+    section = config_data.get(section_name)
+    if section is None and family.text_id_field and config_data.get(family.text_id_field):
         raise InputError(
-            f"{family.text_id}: {shown(config_data[family.text_id])} names the text model, whose sizes are not in this "
-            f"config; expected a {name} with them, or that model's own config"
+            f"{family.text_id_field}: {shown(config_data[family.text_id_field])} names the text model, whose sizes are "
+            f"not in this config; expected a {section_name} with them, or that model's own config"
         )
     if section is None:
-        return "", {**config_data, "architectures": []} if family.generates else config_data, text
+        return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
     if not isinstance(section, dict):
-        raise InputError(f"{name}: {shown(section)}; expected a table of fields")
-    text_type = section.get("model_type") or text
+        raise InputError(f"{section_name}: {shown(section)}; expected a table of fields")
+    text_type = section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
-        raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
     text_type = _type_of_code_fields(section) or usual_name(text_type)
     architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
-    if family.generates:
+    if family.generates_text:
         architectures = {"architectures": []}
     fields = {
         **architectures,
-        **family.filled,
+        **family.text_defaults,
         **section,
         **_tying_field(family, config_data),
         **_fields_from_wrapper(family, config_data),
     }
-    if family.decodes:
-        fields["architectures"] = [causal_class(text_type, f"{name}.", config_data)]
+    if family.is_decoder:
+        fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
-        path, fields_below, text_type = text_of({**fields, "model_type": text_type})
-        return f"{name}.{path}", fields_below, text_type
-    return f"{name}.", fields, text_type
+        path, fields_below, text_type = text_model_of({**fields, "model_type": text_type})
+        return f"{section_name}.{path}", fields_below, text_type
+    return f"{section_name}.", fields, text_type
 
 
 def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
@@ -440,7 +462,10 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     Raises `InputError` for a model type without such a class.
     """
     family_of(model_type, location, config)
-    name = next((name for name in classes().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    name = next(
+        (name for name in library_class_names().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))),
+        "",
+    )
     if not name:
         raise InputError(
             f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
@@ -451,7 +476,7 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
 def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     fields: dict[str, Any] = {}
-    for name, (section, field, default) in family.passed.items():
+    for name, (section, field, default) in family.text_fields_from_sections.items():
         table = wrapper_config.get(section)
         if isinstance(table, dict):
             fields[name] = table.get(field, default)
@@ -464,15 +489,17 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     whatever the default of the wrapper's class.
     """
-    if family.ties == "never":
+    if family.tying_source == "never":
         return {"tie_word_embeddings": False}
-    names = dict.fromkeys((family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings"))
-    tying = next((wrapper_config[name] for name in names if wrapper_config.get(name) is not None), None)
-    if tying is None or family.ties == "text" or (family.ties == "either" and tying is False):
+    tying_fields = dict.fromkeys(
+        (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
+    )
+    tying = next((wrapper_config[name] for name in tying_fields if wrapper_config.get(name) is not None), None)
+    if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
         return {}
     if type(tying) is not bool:
         raise InputError(f"tie_word_embeddings: {shown(tying)}; expected true or false")
-    return dict.fromkeys(names, tying)
+    return dict.fromkeys(tying_fields, tying)
 
 
 def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
@@ -487,12 +514,12 @@ def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Map
         for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
-        family.text is None
-        or family.ties == "text"
+        family.text_type is None
+        or family.tying_source == "text"
         or is_stated
         or default is None
         or default == is_tied
-        or (family.ties == "either" and is_tied)
+        or (family.tying_source == "either" and is_tied)
         or model["head"]["type"] != "lm"
     ):
         return []
@@ -506,9 +533,9 @@ def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Map
 def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
     family, cls = family_of(model_type), architecture_of(wrapper_config)
-    if family.towers:
-        return not cls or cls.startswith(family.towers)
-    return family.text is not None and not cls.endswith("ForCausalLM")
+    if family.tower_class_prefixes:
+        return not cls or cls.startswith(family.tower_class_prefixes)
+    return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
 def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], width: int) -> tuple[dict[str, Any], list[str]]:
@@ -518,8 +545,12 @@ def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], width: int) -> t
     family = family_of(wrapper)
     towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), width)
     inner_config = wrapper_config.get(family.text_section)
-    if isinstance(inner_config, dict) and family.text is not None and family_of(family.text).text is not None:
-        inner_towers, inner_notes = _towers_of(family.text, inner_config, width)
+    if (
+        isinstance(inner_config, dict)
+        and family.text_type is not None
+        and family_of(family.text_type).text_type is not None
+    ):
+        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, width)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
@@ -530,7 +561,7 @@ def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any
 
     remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
     sections = (name for name in SECTIONS if isinstance(wrapper_config.get(name), dict))
-    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted]
+    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
 
 
 def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -548,7 +579,7 @@ def _wrapped_model(
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and config inside a projection class, and the vector size."""
     section = wrapper_config[family_of(wrapper).text_section]
-    inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text))
+    inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text_type))
     size = Config(wrapper_config, {field: default}, wrapper).size(field)
     return inner_model_type, {**section, "architectures": []}, size
 
@@ -571,7 +602,7 @@ class ConfigDescription(NamedTuple):
 
 
 def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Returns (the `model` table of a native description, remarks for the user); unknown fields are ignored.
+    """Returns the `model` table and the remarks of a config, and ignores unknown fields.
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
@@ -585,16 +616,16 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     Raises `InputError`, which names the field, its value and the expected value.
     """
     config_data, draft_notes = as_draft(config_data)
-    wrapper_config, (location, config_data, model_type) = config_data, text_of(config_data)
+    wrapper_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
-    if family.read is None:
+    if family.read_model is None:
         raise InputError(
             f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
-    generates_text = family_of(wrapper).generates or family_of(wrapper).decodes
-    stated_head = "lm" if generates_text else "none" if family_of(wrapper).projection else head_of(wrapper_config)
-    config = config_of(config_data, model_type, family, head or stated_head, location)
-    model = family.read(config)
+    generates_text = family_of(wrapper).generates_text or family_of(wrapper).is_decoder
+    stated_head = "lm" if generates_text else "none" if family_of(wrapper).projection_size else head_of(wrapper_config)
+    config = typed_config(config_data, model_type, family, head or stated_head, location)
+    model = family.read_model(config)
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
@@ -606,14 +637,16 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         model = with_router_fields(model, _expert_groups(config), linear_only=True)
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
-        name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
+        name: tower_notes for record in family_records for name, tower_notes in record.uncounted_fields.items()
     }
     encoders = (() if location else record.uncounted_encoders for record in family_records)
     nested_fields = (
-        name.removeprefix(location) for name in family_of(wrapper).ignored if location and location in name
+        name.removeprefix(location) for name in family_of(wrapper).ignored_fields if location and location in name
     )
-    config.close(
-        frozenset(nested_fields).union(uncounted_towers, *encoders, *(record.ignored for record in family_records))
+    config.finish(
+        frozenset(nested_fields).union(
+            uncounted_towers, *encoders, *(record.ignored_fields for record in family_records)
+        )
     )
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(config_data[name]))}"
@@ -621,7 +654,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         if config_data.get(name)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
-    projection = family_of(wrapper).projection
+    projection = family_of(wrapper).projection_size
     if projection is not None:
         wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
         model["head"] = {"type": "projection", "size": size, "bias": True}
@@ -629,6 +662,6 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         towers, tower_notes = _towers_of(wrapper, wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
-    elif family_of(wrapper).towers:
+    elif family_of(wrapper).tower_class_prefixes:
         notes += _encoders_of_another_class(wrapper, wrapper_config)
     return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)

@@ -25,9 +25,9 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     from defaults.
     """
     model_type = config.get("model_type")
-    kind = usual_name(model_type) if isinstance(model_type, str) else ""
-    family = family_of(kind) if kind in FILE_OF else None
-    if family is None or family.text is None or config.get(family.text_section) is not None:
+    stated_type = usual_name(model_type) if isinstance(model_type, str) else ""
+    family = family_of(stated_type) if stated_type in FILE_OF else None
+    if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
     if any(name in config for name in SIZES):
         return config, []
@@ -36,12 +36,12 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     if len(nested) == 1:  # `thinker_config` of Qwen3-ASR in its own form
         lifted = {**config[nested[0]], **{name: value for name, value in config.items() if name != nested[0]}}
         return lifted, [f"{nested[0]}: its sections are read as those of the config"]
-    names = [name for name in OTHER_TEXT_SECTIONS if name in sections]
-    if len(names) == 1:
-        renamed = {family.text_section if name == names[0] else name: value for name, value in config.items()}
-        return renamed, [f"{names[0]}: read as {family.text_section}"]
+    other_sections = [name for name in OTHER_TEXT_SECTIONS if name in sections]
+    if len(other_sections) == 1:
+        renamed = {family.text_section if name == other_sections[0] else name: value for name, value in config.items()}
+        return renamed, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
-    if names or not known_sections.issuperset(sections):
+    if other_sections or not known_sections.issuperset(sections):
         raise InputError(
             f"{family.text_section}: missing; expected the section with the text model's sizes (the config has "
             f"{', '.join(sections)})"

@@ -81,14 +81,14 @@ def wrapper_class(spec: ModelSpec) -> str:
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
-    decoder, names = spec.model_copy(update={"towers": {}}), []
+    decoder, class_names = spec.model_copy(update={"towers": {}}), []
     for model_type, file in FILE_OF.items():
-        text = family_of(model_type).text
-        if not text or FILE_OF[text] != file or family_of(text).read is None:
+        text_type = family_of(model_type).text_type
+        if not text_type or FILE_OF[text_type] != file or family_of(text_type).read_model is None:
             continue
-        if find_config(decoder, families=[(text, family_of(text))]) is not None:
-            names += wrapper_names(model_type, without_head=False)[:1]
-    return names[0] if len(names) == 1 else ""
+        if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
+            class_names += wrapper_names(model_type, without_head=False)[:1]
+    return class_names[0] if len(class_names) == 1 else ""
 
 
 def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
@@ -120,7 +120,12 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
     unlikely: list[tuple[str, Family]] = []
     for model_type in FILE_OF:
         family = family_of(model_type)
-        if family.read is None or family.like is not None or family.code or not family.alone:
+        if (
+            family.read_model is None
+            or family.class_model_type is not None
+            or family.source
+            or not family.has_text_class
+        ):
             continue
         if _is_likely(family, config_values):
             yield model_type, family
@@ -131,9 +136,9 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    names = [USUAL.get(name, name) for name in family.defaults]
+    default_fields = [USUAL.get(name, name) for name in family.defaults]
     default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
-    return ("num_experts" in names) == bool(config_values.with_experts()) and (
+    return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
         or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
     )
@@ -141,18 +146,18 @@ def _is_likely(family: Family, config_values: ConfigValues) -> bool:
 
 def _activation_of(config_values: ConfigValues) -> str | None:
     try:
-        act: str = FIELDS["hidden_act"](config_values)
+        activation: str = FIELDS["hidden_act"](config_values)
     except NOT_THERE:
         return None
-    return ACTIVATIONS.get(act, act)
+    return ACTIVATIONS.get(activation, activation)
 
 
 def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
-    _fill_fields(config, family, config_values, [*family.defaults, *family.writes])
+    _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
-    kept_fields = {"model_type", "architectures", *family.writes} | read_fields
+    kept_fields = {"model_type", "architectures", *family.field_writers} | read_fields
     config = {field: value for field, value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
@@ -165,7 +170,7 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
 
 def _group_fields(model_type: str, family: Family, config_values: ConfigValues) -> dict[str, Any]:
     """Returns the groups of experts, for a class that selects a token's experts from some of them."""
-    if not has_grouped_router(model_type, family) or not config_values.with_experts():
+    if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
     groups = config_values.moe.router.groups
     method = {"topk_method": "group_limited_greedy"} if groups.n_group > 1 and "topk_method" in family.defaults else {}
@@ -174,7 +179,7 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
     """Returns the soft cap of the logits, if different from the class's default."""
-    if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
+    if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored_fields:
         return {}
     cap = spec.head.logit_softcapping
     return {} if cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": cap}
@@ -184,20 +189,20 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.items()}
+    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
     return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
-    other_names = {} if family.spelled_as_read else family.aliases
+    other_names = {} if family.has_older_aliases else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
             value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
-        if field not in config and (value is not None or default is not None or field in family.writes):
+        if field not in config and (value is not None or default is not None or field in family.field_writers):
             config[field] = default if _same_activation(value, default) else value
 
 
@@ -213,28 +218,28 @@ def _same_activation(value: Any, default: Any) -> bool:
 def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
     """Returns a field's value by the family's rule, by an alias, or by the spec's field name."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
-    names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
-    rule = next((family.writes[name] for name in names if name in family.writes), None)
+    field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
+    rule = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(rule):
         return rule(config_values)
-    for name in (rule, *names):
+    for name in (rule, *field_names):
         if name in FIELDS:
-            return config_values.usual(name)
-    for name in names[:-1]:
+            return config_values.usual_value(name)
+    for name in field_names[:-1]:
         try:
-            return config_values.named(name)
+            return config_values.first_value(name)
         except Absent:
             continue
-    return config_values.named(names[-1])
+    return config_values.first_value(field_names[-1])
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every config field that a family's reader reads, even if reading fails."""
     model_type, head = config["model_type"], head_of(config)
-    tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread)
-    assert family.read is not None
+    tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread_aliases)
+    assert family.read_model is not None
     with suppress(InputError):
-        family.read(tracked_config)
+        family.read_model(tracked_config)
     return tracked_config.fields_read
 
 

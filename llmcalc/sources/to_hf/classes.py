@@ -9,7 +9,7 @@ from ...components.classifier import Classifier
 from ...components.head import LMHead
 from ...model import ModelSpec
 from ..huggingface.heads import head_of
-from ..huggingface.registry import classes
+from ..huggingface.registry import library_class_names
 
 CONDITIONAL = ("ForConditionalGeneration", "MTModel")
 """Class-name suffixes of encoder-decoder language models."""
@@ -20,44 +20,52 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 
 def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
-    names = classes().get(model_type, [])
-    return [name for ending in _class_endings(names, spec) for name in _classes_ending_with(names, ending)]
+    known_classes = library_class_names().get(model_type, [])
+    return [
+        name for ending in _class_endings(known_classes, spec) for name in _classes_ending_with(known_classes, ending)
+    ]
 
 
 def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without an output head."""
-    names = classes().get(model_type, [])
-    return _classes_ending_with(names, "Model") if without_head else _classes_ending_with(names, CONDITIONAL)
+    known_classes = library_class_names().get(model_type, [])
+    return (
+        _classes_ending_with(known_classes, "Model")
+        if without_head
+        else _classes_ending_with(known_classes, CONDITIONAL)
+    )
 
 
-def _classes_ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
-    return [name for name in names if name.endswith(ending)]
+def _classes_ending_with(classes: list[str], ending: str | tuple[str, ...]) -> list[str]:
+    return [name for name in classes if name.endswith(ending)]
 
 
-def _class_endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
+def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
-        return [_lm_classes(names, spec)]
-    encoders = tuple(_classes_ending_with(names, "EncoderModel"))
+        return [_lm_classes(known_classes, spec)]
+    encoders = tuple(_classes_ending_with(known_classes, "EncoderModel"))
     if spec.kind == "encoder" and encoders:
         return [encoders]
-    return [tuple(name for name in names if head_of({"architectures": [name]}) == "none" and name not in encoders)]
+    return [
+        tuple(name for name in known_classes if head_of({"architectures": [name]}) == "none" and name not in encoders)
+    ]
 
 
-def _lm_classes(names: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
+def _lm_classes(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
-    if spec.kind == "encoder" and _classes_ending_with(names, "ForMaskedLM"):
+    if spec.kind == "encoder" and _classes_ending_with(known_classes, "ForMaskedLM"):
         return (
             "ForPreTraining"
-            if _classes_ending_with(names, "ForPreTraining") and spec.pooler is not None
+            if _classes_ending_with(known_classes, "ForPreTraining") and spec.pooler is not None
             else "ForMaskedLM"
         )
-    if spec.kind == "encoder" and _classes_ending_with(names, CONDITIONAL):
+    if spec.kind == "encoder" and _classes_ending_with(known_classes, CONDITIONAL):
         return ()
     return (
         *CAUSAL,
-        *(name for name in names if name.endswith("TextModel") and head_of({"architectures": [name]}) == "lm"),
+        *(name for name in known_classes if name.endswith("TextModel") and head_of({"architectures": [name]}) == "lm"),
     )

@@ -103,8 +103,8 @@ def _field_values(value: Any) -> int:
 
 def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
-    names = stack.layer_names()
-    layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(names)}
+    layer_kinds = stack.layer_names()
+    layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(layer_kinds)}
     fields = (
         name
         for name in Stack.model_fields
@@ -115,9 +115,9 @@ def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:
         "hidden_size": stack.hidden_size,
         **{name: _plain_values(getattr(stack, name), width) for name in fields},
     }
-    first_index = {name: names.index(name) for name in layers}
-    owners = [first_index[name] if name in stack.shared_layers else i for i, name in enumerate(names)]
-    return {**table, "shared_layers": owners, "layers": [layers[name] for name in names]}
+    first_index = {name: layer_kinds.index(name) for name in layers}
+    owners = [first_index[name] if name in stack.shared_layers else i for i, name in enumerate(layer_kinds)]
+    return {**table, "shared_layers": owners, "layers": [layers[name] for name in layer_kinds]}
 
 
 def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:

@@ -21,7 +21,7 @@ from ...components.networks.moe import MoE
 from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
-from ..huggingface.absent import Absent, present
+from ..huggingface.absent import Absent, require_present
 
 FoundPart = TypeVar("FoundPart", bound=Part)
 
@@ -38,21 +38,21 @@ class ConfigValues:
     def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
         self.spec: ModelSpec = spec
         self.fields: Mapping[str, Callable[[ConfigValues], Any]] = fields
-        self.main: Stack = spec.main
-        self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
+        self.main_stack: Stack = spec.main
+        self.first_stack: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of_spec(self, spec: ModelSpec) -> ConfigValues:
         """Returns the values of another model, with the same field functions."""
         return ConfigValues(spec, self.fields)
 
-    def usual(self, name: str) -> Any:
+    def usual_value(self, name: str) -> Any:
         """Returns the value of the config field with the given usual name."""
         return self.fields[name](self)
 
     @cached_property
     def layers(self) -> list[Layer]:
         """The layers of the first stack, bottom first."""
-        return [self.first.layer(name) for name in self.first.layer_names()]
+        return [self.first_stack.layer(name) for name in self.first_stack.layer_names()]
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -79,35 +79,39 @@ class ConfigValues:
                     values[name] = getattr(part, name)
         return values
 
-    def named(self, name: str) -> Any:
+    def first_value(self, name: str) -> Any:
         """Returns a field's first value among the components that is not None; None if all are."""
         if name not in self._first_values:
             raise Absent
         return self._first_values[name]
 
-    def find(self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True) -> FoundPart:
+    def find_part(
+        self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True
+    ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
-        return present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
+        return require_present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
 
-    def typed(self, *types: str) -> Any:
+    def part_of_type(self, *types: str) -> Any:
         """Returns the first component whose `type` is among `types`."""
-        return present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
+        return require_present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
 
     @property
     def head(self) -> Any:
         return self.spec.head
 
     @property
-    def full(self) -> Attention:
+    def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
         with suppress(Absent):
-            return self.find(Attention, condition=lambda part: part.sliding_window is None)
-        return self.find(Attention)
+            return self.find_part(Attention, condition=lambda part: part.sliding_window is None)
+        return self.find_part(Attention)
 
     @property
-    def sliding(self) -> Any:
+    def sliding_mixer(self) -> Any:
         """The first mixer with a window."""
-        return present(next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None))
+        return require_present(
+            next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None)
+        )
 
     @cached_property
     def mixers(self) -> list[Any]:
@@ -129,41 +133,41 @@ class ConfigValues:
 
     @property
     def mla(self) -> MLA:
-        return self.find(MLA)
+        return self.find_part(MLA)
 
     @property
     def moe(self) -> MoE:
-        return self.find(MoE)
+        return self.find_part(MoE)
 
     @property
-    def dense(self) -> FeedForward:
+    def dense_network(self) -> FeedForward:
         """The FFN of a layer without experts, else the shared expert."""
-        layers = map(self.first.layer, dict.fromkeys(self.first.layer_names()))
+        layers = map(self.first_stack.layer, dict.fromkeys(self.first_stack.layer_names()))
         networks = (network for layer in layers for network in layer.networks())
-        return present(next((network for network in networks if isinstance(network, FeedForward)), None))
+        return require_present(next((network for network in networks if isinstance(network, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:
         """The common FFN of all layers: the dense FFN, or one expert."""
         with suppress(Absent):
-            return self.dense
+            return self.dense_network
         return self.moe.expert
 
     @property
-    def shared(self) -> FeedForward:
-        return present(self.moe.shared_expert)
+    def shared_expert(self) -> FeedForward:
+        return require_present(self.moe.shared_expert)
 
     @property
-    def position(self) -> Rope:
+    def rotary_position(self) -> Rope:
         """The rotary position encoding, of a layer without a window if layers differ."""
         layers = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
-        return present(next((position for _, position in layers if isinstance(position, Rope)), None))
+        return require_present(next((position for _, position in layers if isinstance(position, Rope)), None))
 
     @property
     def position_rows(self) -> int:
         """The number of rows of the position embedding, or the context length."""
-        position = self.first.position
-        return present(
+        position = self.first_stack.position
+        return require_present(
             position.max_position_embeddings if isinstance(position, Learned) else self.spec.max_position_embeddings
         )
 
@@ -175,21 +179,21 @@ class ConfigValues:
     def head_dim(self) -> int:
         """The size of a query head, of the first layer if layers differ."""
         mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
-        mixer = present(next(mixers_with_heads, None))
+        mixer = require_present(next(mixers_with_heads, None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
-        width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
+        width: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
         return width if head_dim is None else head_dim
 
     @property
     def rotary_size(self) -> int:
         """The number of rotary dimensions of a head."""
-        return self.position.rotary_size(self.head_dim)
+        return self.rotary_position.rotary_size(self.head_dim)
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""
         return [i for i, network in enumerate(self.networks) if not isinstance(network, MoE)]
 
-    def with_experts(self) -> list[int]:
+    def expert_layers(self) -> list[int]:
         """The indices of layers with experts."""
         return [i for i, network in enumerate(self.networks) if isinstance(network, MoE)]
 
@@ -197,7 +201,7 @@ class ConfigValues:
         """The number of layers below the first layer with experts."""
         return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
 
-    def kinds(self, **family_words: str) -> list[str]:
+    def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
         return [family_words.get(layer_kind, layer_kind) for layer_kind in self._layer_kind_names]
 
@@ -208,13 +212,13 @@ class ConfigValues:
 
 def kind_of(mixer: Any) -> str:
     """Returns the name that most configs use for a layer with this mixer."""
-    kind = getattr(mixer, "type", "attention")
-    if kind in LINEAR:
+    layer_kind = getattr(mixer, "type", "attention")
+    if layer_kind in LINEAR:
         return "linear_attention"
-    if kind in STATE_SPACE:
+    if layer_kind in STATE_SPACE:
         return "mamba"
-    if kind in ("short_conv", "rglru", "none"):
-        return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
+    if layer_kind in ("short_conv", "rglru", "none"):
+        return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[layer_kind]
     if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
     has_window = isinstance(mixer, TokenMixer) and mixer.window_size() is not None

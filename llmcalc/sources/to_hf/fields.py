@@ -15,28 +15,28 @@ from ...components.distance import RelativeBias
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ..huggingface.absent import Absent, present
+from ..huggingface.absent import Absent, require_present
 from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 
 
 def _activation_name(config_values: ConfigValues) -> str:
     try:
-        act = config_values.network.hidden_act
+        activation = config_values.network.hidden_act
     except Absent:
-        act = config_values.named("hidden_act")
-    return WRITTEN_ACTIVATIONS.get(act, act)
+        activation = config_values.first_value("hidden_act")
+    return WRITTEN_ACTIVATIONS.get(activation, activation)
 
 
 def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = config_values.find(Attention) if any(isinstance(m, Attention) for m in config_values.mixers) else None
+    mixer = config_values.find_part(Attention) if any(isinstance(m, Attention) for m in config_values.mixers) else None
     kv_heads = (
-        config_values.named("num_key_value_heads")
+        config_values.first_value("num_key_value_heads")
         if mixer is None and not _latent_width(config_values)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = kv_heads or config_values.named("num_attention_heads")
+    heads: int = kv_heads or config_values.first_value("num_attention_heads")
     return heads
 
 
@@ -55,9 +55,9 @@ def _attention_bias(config_values: ConfigValues) -> bool:
 def _mlp_bias(config_values: ConfigValues) -> bool:
     """Returns whether the dense FFN (else the shared expert or the experts) has a bias."""
     with suppress(Absent):
-        return config_values.dense.up_bias
+        return config_values.dense_network.up_bias
     with suppress(Absent):
-        return config_values.shared.up_bias
+        return config_values.shared_expert.up_bias
     return config_values.network.up_bias
 
 
@@ -84,7 +84,7 @@ def _identity_count(config_values: ConfigValues) -> int:
 def _label_count(config_values: ConfigValues) -> int:
     if isinstance(config_values.spec.head, Classifier):
         return config_values.spec.head.num_labels
-    return present(present(config_values.spec.pooler).num_labels)
+    return require_present(require_present(config_values.spec.pooler).num_labels)
 
 
 def _layers_before_window(config_values: ConfigValues) -> int | None:
@@ -99,23 +99,23 @@ def _is_bidirectional(config_values: ConfigValues) -> bool:
 
 
 def _prediction_modules(config_values: ConfigValues) -> int:
-    return present(config_values.spec.mtp).num_nextn_predict_layers
+    return require_present(config_values.spec.mtp).num_nextn_predict_layers
 
 
 def _relative_bias(config_values: ConfigValues) -> RelativeBias:
     """Returns the first stack's relative bias, or that of its first attention layer."""
-    bias: RelativeBias = config_values.first.relative_bias or config_values.typed("relative_bias")
+    bias: RelativeBias = config_values.first_stack.relative_bias or config_values.part_of_type("relative_bias")
     return bias
 
 
 FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
-    "num_hidden_layers": lambda s: s.first.num_hidden_layers,
+    "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers,
     "max_position_embeddings": lambda s: s.position_rows,
     "n_positions": lambda s: s.spec.max_position_embeddings,
     "is_decoder": lambda s: s.spec.kind == "decoder",
-    "type_vocab_size": lambda s: 0 if s.first.token_types is None else s.first.token_types.type_vocab_size or 0,
+    "type_vocab_size": lambda s: getattr(s.first_stack.token_types, "type_vocab_size", None) or 0,
     "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
     "num_labels": _label_count,
     "use_bidirectional_attention": _is_bidirectional,
@@ -128,15 +128,15 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "num_kv_heads": _kv_heads,
     "head_dim": lambda s: s.head_dim,
     "attention_bias": _attention_bias,
-    "qk_layernorm": lambda s: s.full.qk_norm is not None,
+    "qk_layernorm": lambda s: s.full_attention.qk_norm is not None,
     "multi_query": lambda s: _kv_heads(s) == 1,
-    "rope_theta": lambda s: s.position.rope_theta,
+    "rope_theta": lambda s: s.rotary_position.rope_theta,
     "partial_rotary_factor": lambda s: s.rotary_size / s.head_dim,
     "rotary_dim": lambda s: s.rotary_size,
-    "sliding_window": lambda s: present(s.window),
+    "sliding_window": lambda s: require_present(s.window),
     "use_sliding_window": lambda s: s.window is not None,
     "max_window_layers": _layers_before_window,
-    "layer_types": lambda s: s.kinds(),
+    "layer_types": lambda s: s.layer_kinds(),
     "no_rope_layers": lambda s: [int(position is not None) for position in s.positions],
     "relative_attention_num_buckets": lambda s: _relative_bias(s).relative_attention_num_buckets,
     "relative_attention_max_distance": lambda s: _relative_bias(s).relative_attention_max_distance,
@@ -146,7 +146,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
     "num_experts": _expert_count,
     "zero_expert_num": _identity_count,
-    "router_bias": lambda s: s.find(LinearRouter).bias,
+    "router_bias": lambda s: s.find_part(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,
     "shared_intermediate_size": _shared_width,

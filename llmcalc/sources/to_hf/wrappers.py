@@ -1,7 +1,7 @@
 """Writes configs of multimodal wrappers: a text model's config and the sections of its vision and audio encoders.
 
-It is the inverse of `sources.huggingface.towers`, for wrappers whose record has `writes_towers`. A spec with other
-vision or audio encoders cannot be written.
+It is the inverse of `sources.huggingface.towers`, for wrappers whose record has `write_tower_sections`. A spec with
+other vision or audio encoders cannot be written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
     model_type = _wrapper_of(config["model_type"]) if spec.towers else ""
-    write = family_of(model_type).writes_towers if model_type else None
+    write = family_of(model_type).write_tower_sections if model_type else None
     if write is None:
         return config
     try:
@@ -37,6 +37,8 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
 
 def _wrapper_of(text: str) -> str:
-    """Returns the wrapper with `writes_towers` for a text model's type; both are in the same file."""
-    wrapper_types = (model_type for model_type in FILES[FILE_OF[text]] if family_of(model_type).text == text)
-    return next((model_type for model_type in wrapper_types if family_of(model_type).writes_towers is not None), "")
+    """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
+    wrapper_types = (model_type for model_type in FILES[FILE_OF[text]] if family_of(model_type).text_type == text)
+    return next(
+        (model_type for model_type in wrapper_types if family_of(model_type).write_tower_sections is not None), ""
+    )

@@ -69,17 +69,19 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
 
 def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
-    start = time.perf_counter()
+    started_at = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs
 
-        world = int(os.environ["WORLD_SIZE"])
-        if any(job.layout.world != world for job in jobs):
-            raise InputError(f"--distributed: torchrun has started {world} processes; expected --devices {world}")
+        process_count = int(os.environ["WORLD_SIZE"])
+        if any(job.layout.world != process_count for job in jobs):
+            raise InputError(
+                f"--distributed: torchrun has started {process_count} processes; expected --devices {process_count}"
+            )
         results_of_jobs = run_jobs(jobs)
     else:
         results_of_jobs = run_processes(jobs)
-    seconds = (time.perf_counter() - start) / len(jobs)
+    seconds = (time.perf_counter() - started_at) / len(jobs)
     return [
         verdict_of(job, job_results, target, seconds) for job, job_results in zip(jobs, results_of_jobs, strict=True)
     ]
@@ -98,8 +100,10 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
         Check(f"step {i}", LOSS, single_loss, loss, witness, within=WITHIN)
         for i, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
-    info = {
+    verdict_info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
         "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
-    return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec), untested=untested_parts(job.spec))
+    return Verdict(
+        target, "distributed", checks, seconds, verdict_info, sizes_of(job.spec), untested=untested_parts(job.spec)
+    )

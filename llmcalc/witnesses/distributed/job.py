@@ -98,44 +98,44 @@ def job_from_json(text: str) -> Job:
 def peaks_by_phase(meter: Meter) -> dict[str, int]:
     """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
     peaks = {"forward": 0, "backward": 0, "step": 0}
-    for place, peak in meter.peaks.items():
-        if place.phase in peaks:
-            peaks[place.phase] = max(peaks[place.phase], peak.bytes)
+    for module_place, peak in meter.peaks.items():
+        if module_place.phase in peaks:
+            peaks[module_place.phase] = max(peaks[module_place.phase], peak.bytes)
     return peaks
 
 
 def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     meter = Meter()
-    run: RankRun | FsdpRun
+    rank_run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
+        rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
     elif job.layout.zero == 3:
         layout = job.layout
         weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
-        run = FsdpRun(
+        rank_run = FsdpRun(
             job.spec, job.training, weight_sharding, fsdp, layout.reshard, memory_meter=meter, program=program
         )
-        run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+        rank_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
-    if not isinstance(run, FsdpRun):
-        for chunk in run.chunks:
+        rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
+    if not isinstance(rank_run, FsdpRun):
+        for chunk in rank_run.chunks:
             chunk.graph.adds_in_place = False
-    run.set_up()
+    rank_run.set_up()
     quantities = {"set_up_bytes": meter.now}
     for i in range(STEPS):
         meter.peaks = {}
-        if isinstance(run, FsdpRun):
-            run.next_batch()
-            run.micro_batches()
+        if isinstance(rank_run, FsdpRun):
+            rank_run.next_batch()
+            rank_run.micro_batches()
         else:
-            run.passes()
+            rank_run.passes()
         bytes_before_step = meter.now
-        run.update()
-        run.zero_grad()
+        rank_run.update()
+        rank_run.zero_grad()
         peaks = peaks_by_phase(meter)
         if i == 0:
             quantities["first_step_peak_bytes"] = peaks["step"]

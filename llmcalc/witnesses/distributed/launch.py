@@ -31,23 +31,25 @@ def rank_of_process() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
+def run_processes(
+    jobs: Sequence[Job], time_limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work"
+) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
-    limit: timeout in seconds.
+    time_limit: timeout in seconds.
     module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
-    world = jobs[0].layout.world
+    process_count = jobs[0].layout.world
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "jobs")
-        path.write_text("\n".join(job.to_json() for job in jobs))
+        jobs_file = Path(folder, "jobs")
+        jobs_file.write_text("\n".join(job.to_json() for job in jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()
-            for rank in range(world):
-                processes.append(_start_processes(rank, world, port, [module, str(path)], folder))
-            _wait_for_processes(processes, time.monotonic() + limit, folder, limit)
+            for rank in range(process_count):
+                processes.append(_start_processes(rank, process_count, port, [module, str(jobs_file)], folder))
+            _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
         finally:
             _end_processes(processes)
         return json.loads(Path(folder, "out.0").read_text())
@@ -60,35 +62,47 @@ def _free_port() -> int:
         return port
 
 
-def _start_processes(rank: int, world: int, port: int, arguments: list[str], folder: str) -> subprocess.Popen[bytes]:
+def _start_processes(
+    rank: int, process_count: int, port: int, arguments: list[str], folder: str
+) -> subprocess.Popen[bytes]:
     environment = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(process_count),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    with Path(folder, f"out.{rank}").open("wb") as out, Path(folder, f"err.{rank}").open("wb") as err:
+    with Path(folder, f"out.{rank}").open("wb") as output_file, Path(folder, f"err.{rank}").open("wb") as error_file:
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments], env=environment, stdin=subprocess.PIPE, stdout=out, stderr=err
+            [sys.executable, "-m", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output_file,
+            stderr=error_file,
         )
 
 
-def _wait_for_processes(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
+def _wait_for_processes(
+    processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, time_limit: float
+) -> None:
     """Waits for the end of all processes. Raises `InputError` for a failed process or a timeout."""
     while True:
-        codes = [process.poll() for process in processes]
-        for rank, code in enumerate(codes):
-            if code:
-                raise InputError(_process_error(rank, code, folder))
-        running_ranks = [str(rank) for rank, code in enumerate(codes) if code is None]
+        exit_codes = [process.poll() for process in processes]
+        for rank, exit_code in enumerate(exit_codes):
+            if exit_code:
+                raise InputError(_process_error(rank, exit_code, folder))
+        running_ranks = [str(rank) for rank, exit_code in enumerate(exit_codes) if exit_code is None]
         if not running_ranks:
             return
         if time.monotonic() > deadline:
-            raise InputError(f"--distributed: rank {', '.join(running_ranks)} had not ended after {limit:g} seconds")
+            raise InputError(
+                f"--distributed: rank {', '.join(running_ranks)} had not ended after {time_limit:g} seconds"
+            )
         time.sleep(0.02)
 
 
-def _process_error(rank: int, code: int, folder: str) -> str:
+def _process_error(rank: int, exit_code: int, folder: str) -> str:
     """Returns the error of a process: the last line of stderr, or the message of an `InputError`."""
-    end_reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    end_reason = (
+        f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    )
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines
     for line in errors:

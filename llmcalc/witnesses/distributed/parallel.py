@@ -153,12 +153,12 @@ class StageInput(nn.Module):
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
     stage_layers = nn.ModuleList(module.layers[i] for i in layers)
-    for owner in (module, module._only[0]):
-        owner.layers = stage_layers
+    for stack_owner in (module, module._only[0]):
+        stack_owner.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))
         for name in removed_modules:
-            if hasattr(owner, name):
-                delattr(owner, name)
+            if hasattr(stack_owner, name):
+                delattr(stack_owner, name)
     if not is_last_stage:
         del module.lm_head
     if not is_first_stage:

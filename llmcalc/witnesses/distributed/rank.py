@@ -99,22 +99,22 @@ class OnRank(CpuStorageTracker):
             return
         super()._follow(tensor, func)
 
-    def _release(self, key: int, byte_count: int) -> None:
-        super()._release(key, self.sizes.pop(key, byte_count))
+    def _release(self, storage_key: int, byte_count: int) -> None:
+        super()._release(storage_key, self.sizes.pop(storage_key, byte_count))
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
-        """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees parameters by `resize_`."""
+        """Tracks `resize_` of storages, which dispatch modes do not see. FSDP frees parameters by `resize_`."""
         original_resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
-            key, old_bytes = storage._cdata, storage.nbytes()
-            resized = original_resize(storage, byte_count)
-            if key in self.tracked:
-                self.sizes[key] = byte_count
+            storage_key, old_bytes = storage._cdata, storage.nbytes()
+            resized_storage = original_resize(storage, byte_count)
+            if storage_key in self.tracked:
+                self.sizes[storage_key] = byte_count
                 self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
-            return resized
+            return resized_storage
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         try:
@@ -125,11 +125,11 @@ class OnRank(CpuStorageTracker):
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until other threads have released tensors, down to a given number of references."""
-    limit = time.monotonic() + RELEASE_SECONDS
+    deadline = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
     ):
-        if time.monotonic() > limit:
+        if time.monotonic() > deadline:
             return
         time.sleep(0.0001)
 
@@ -160,21 +160,21 @@ def losses_of_one_process(job: Job) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
     module, ids = seeded_reference(job), token_ids(job)
     losses: list[float] = []
-    updates = _optimizers(job, module)
+    optimizers = _build_optimizers(job, module)
     for _ in range(STEPS):
-        total = 0.0
+        summed_loss = 0.0
         for micro_batch in ids.flatten(0, 1):
             loss = loss_of(module(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
-            total += loss.item()
-        for optimizer in updates:
+            summed_loss += loss.item()
+        for optimizer in optimizers:
             optimizer.step()
         module.zero_grad(set_to_none=True)
-        losses.append(total / (job.layout.dp * job.microbatches))
+        losses.append(summed_loss / (job.layout.dp * job.microbatches))
     return losses
 
 
-def _optimizers(job: Job, module: Any) -> list[Any]:
+def _build_optimizers(job: Job, module: Any) -> list[Any]:
     matrices = layer_matrices(module)
     parameters = [(parameter, id(parameter) in matrices) for parameter in module.parameters()]
     return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
@@ -214,7 +214,7 @@ class Rank:
             self.build_part(module)
             del module
             mode.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
-            optimizers_of_rank = _optimizers(job, self.module)
+            optimizers_of_rank = _build_optimizers(job, self.module)
             quantities["set_up_bytes"] = mode.now
             mode.set_up = True
             run = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
@@ -249,8 +249,8 @@ class Rank:
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
-                group = dist.new_group(ranks)
-                group_of_rank = group if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
+                end_stages = dist.new_group(ranks)
+                group_of_rank = end_stages if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
         return group_of_rank
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Rank:
 
     def run_micro_batches(self, ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
-        total = 0.0
+        summed_loss = 0.0
         for i in range(self.job.microbatches):
             self.ids: Tensor = ids[i].clone()
             is_last = i == self.job.microbatches - 1
@@ -288,10 +288,10 @@ class Rank:
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))
-            total += local_part(loss.detach()).item()
+            summed_loss += local_part(loss.detach()).item()
             del loss
             self.record_phase("backward")
-        return total
+        return summed_loss
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
         """Returns a context manager without gradient all-reduce, except for the last micro-batch."""

@@ -29,7 +29,7 @@ TIMEOUT = 300
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs jobs one after the other in a process group of all processes. Returns the results of each job:
+    """Runs jobs one after the other in a process group of all processes, and returns the results of each job.
 
     ranks: (simulated, measured) bytes of each rank.
     scratch: kernel → bytes of its largest scratch block.
@@ -46,19 +46,19 @@ def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def _result_of_job(job: Job) -> dict[str, Any]:
-    result = run_rank(job)
+    job_result = run_rank(job)
     simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rank_results, (simulated_bytes, result.bytes, result.scratch))
-    single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else result.losses
+    dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch))
+    single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else job_result.losses
     scratch = {
         name: max(rank_result[2].get(name, 0) for rank_result in rank_results)
-        for name in sorted({key for rank_result in rank_results for key in rank_result[2]})
+        for name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})
     }
     return {
         "ranks": [rank_result[:2] for rank_result in rank_results],
         "scratch": scratch,
-        "losses": result.losses,
+        "losses": job_result.losses,
         "losses_of_one": single_losses,
     }
 
@@ -73,7 +73,7 @@ def _end_with_parent() -> None:
 def main(path: str) -> None:
     """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    every_result = run_jobs([job_from_json(line) for line in Path(path).read_text().splitlines()])
+    every_result = run_jobs([job_from_json(job_line) for job_line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
         print(json.dumps(every_result))
 

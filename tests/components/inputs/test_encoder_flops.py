@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcalc.components.inputs.base import Encoded
+from llmcalc.components.inputs.base import EncodedInput
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
@@ -91,7 +91,7 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
     """Returns the class's input for an image."""
     rule, tower = next((tower.image, tower) for tower in spec.towers.values() if getattr(tower, "image", None))
     patches, side = tower.patches, tower.patches.patch_size
-    encoded: Encoded = rule.encode(height, width, side)
+    encoded: EncodedInput = rule.encode(height, width, side)
     flat = patches.num_channels * patches.temporal_patch_size * side**2
     if rule.type == "smart_resize":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
@@ -234,7 +234,7 @@ def test_flops_of_audio_of_ultravox_are_those_of_whisper_and_its_projector() -> 
         assert encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of) == counter.get_total_flops(), seconds
 
 
-def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: Encoded) -> None:
+def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> None:
     """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
     tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
     batch = encoded.parts, encoded.rows
@@ -269,3 +269,11 @@ def test_an_image_with_too_few_patches_is_refused() -> None:
     spec = spec_of(wrapped("smolvlm", WRAPPERS["smolvlm"][2][0]))
     with pytest.raises(InputError, match=r"towers\.connector\.merge: 16 patches are merged into one, .* gives 36"):
         encoded_inputs(spec, Inputs(image="64x40"))
+
+
+def test_images_of_emu3_are_tokens_of_its_codebook() -> None:
+    """768 and 1,024 pixels are 96 lines of 128 tokens and a mark, with four marks around; four frames are read."""
+    encoded = encoded_inputs(spec_of(wrapped("emu3", {"vq_config": {}})), Inputs(image="1024x768", images=3))
+    (run,) = encoded.runs
+    assert encoded.image_tokens == 3 * (96 * 129 + 4)
+    assert (run.run_config.workload.batch, run.run_config.workload.rows) == (3 * 4, 96)

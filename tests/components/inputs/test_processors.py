@@ -23,11 +23,12 @@ import transformers
 from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
-from llmcalc.components.inputs.base import Encoded
+from llmcalc.components.inputs.base import EncodedInput
 from llmcalc.components.inputs.chunks import Chunks
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.components.inputs.recording import Recording
 from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
 from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES
 from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
@@ -201,6 +202,17 @@ def video_llama(height: int, width: int) -> Measured:
     images = module.VideoLlama3ImageProcessorPil()
     tokens, patches = counted(module.VideoLlama3Processor, height, width, image_processor=images)
     return 1, patches, tokens
+
+
+def emu3(height: int, width: int) -> Measured:
+    """Two marks stand before the tokens, and two after (`Emu3Processor.replace_image_token`)."""
+    from transformers.models.emu3.image_processing_emu3 import smart_resize as resized_sides
+    from transformers.models.emu3.processing_emu3 import Emu3Processor
+
+    images = SimpleNamespace(spatial_factor=8, min_pixels=512 * 512, max_pixels=1024 * 1024)
+    tokens, parts = counted(Emu3Processor, height, width, image_processor=images, downsample_ratio=8)
+    rows, columns = resized_sides(height, width, 8, images.min_pixels, images.max_pixels)
+    return parts, rows // 8 * (columns // 8), tokens + 4
 
 
 @lru_cache(maxsize=1)
@@ -379,6 +391,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         14,
         video_llama,
     ),
+    "emu3": (IMAGE_RULE, 8, emu3),
     "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi(16384, 512)),
     "kimi_vl": (
         {"type": "padded", "merge": 2, "max_patches": 4096, "max_side": 511, "refuses_long": True},
@@ -443,7 +456,7 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
 
 def test_every_rule_is_compared_with_a_processor() -> None:
     """`fixed` makes one square of every image, so there is nothing to compare."""
-    assert {table["type"] for table, *_ in CASES.values()} == IMAGE_RULES.homes.keys() - {"fixed"}
+    assert {table["type"] for table, *_ in CASES.values()} == IMAGE_RULES.class_paths.keys() - {"fixed"}
 
 
 def test_a_square_has_the_patches_of_its_side() -> None:
@@ -576,7 +589,7 @@ def test_audio_of_ultravox_is_read_in_its_length(
 ) -> None:
     """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
     encoded = Clips(merge=8, several=True, fits=True).encode(seconds)
-    assert encoded == Encoded(parts, frames, 1, tokens, padded_frames)
+    assert encoded == EncodedInput(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:

@@ -60,8 +60,8 @@ def test_the_strongest_keys_are_kept() -> None:
     net = spec.reference(ModelProperties(8))
     v = torch.randn(1, 2, 6, 4)
     with torch.no_grad():
-        mask = net._mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
-        strength = net._mask(v[:, :, :3], torch.ones(1, 3, dtype=torch.bool))  # type: ignore[operator]
+        mask = net._learned_mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
+        strength = net._learned_mask(v[:, :, :3], torch.ones(1, 3, dtype=torch.bool))  # type: ignore[operator]
     assert (mask > float("-inf")).sum(-1).tolist() == [[[1, 2, 3, 3, 3, 3]] * 2]
     assert torch.equal(mask[:, :, 2, :3], strength[:, :, 0])  # with few visible keys all are kept
     assert (mask[0, :, 5].amin(-1) == float("-inf")).all()

@@ -162,6 +162,7 @@ def test_flops_of_an_image_tokenizer_are_those_of_emu3(shape: dict[str, Any]) ->
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         tokens = Emu3VQVAE(fields).eval().encode(pixels, sizes).image_tokens
     run = RunConfig(EncoderPass(batch=2 * frames, rows=16 // side, columns=24 // side))
+    assert tower.frames_per_image == frames
     assert towers_of(spec)["image_tokenizer"].total(forward_of, run) == counter.get_total_flops()
     assert tuple(tokens[0].shape) == (16 // side, 24 // side)
 

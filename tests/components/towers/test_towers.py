@@ -98,11 +98,11 @@ FLAT = {
 
 def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
     """A small config of a wrapper around the first shape of its text model."""
-    text, cls = family_of(kind).text, WRAPPERS[kind][0] if kind in WRAPPERS else "ForConditionalGeneration"
+    text, cls = family_of(kind).text_type, WRAPPERS[kind][0] if kind in WRAPPERS else "ForConditionalGeneration"
     if text is None:
         return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
     section = family_of(kind).text_section
-    if family_of(text).text is not None:  # a wrapper of a wrapper
+    if family_of(text).text_type is not None:  # a wrapper of a wrapper
         inner_shape = WRAPPERS[text][2][0] if text in WRAPPERS else {}
         return {
             "model_type": kind,
@@ -187,7 +187,7 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
     assert measured <= {check.quantity for check in verdict.checks}
 
 
-READ = [kind for kind in model_types() if family_of(kind).tower_file and not family_of(kind).code]
+READ = [kind for kind in model_types() if family_of(kind).tower_file and not family_of(kind).source]
 UNMEASURED = {"gemma3n": "its class needs timm"}
 TIMM: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data/mobilenetv5_300m_enc.json").read_text())
 MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
@@ -223,8 +223,8 @@ def test_every_wrapper_that_is_read_has_two_shapes() -> None:
 
 
 def test_every_wrapper_has_its_towers_read_or_named_as_uncounted() -> None:
-    wrappers = {kind for kind in model_types() if family_of(kind).text is not None and not family_of(kind).code}
-    around_a_wrapper = {kind for kind in wrappers if family_of(kind).projection is not None}
+    wrappers = {kind for kind in model_types() if family_of(kind).text_type is not None and not family_of(kind).source}
+    around_a_wrapper = {kind for kind in wrappers if family_of(kind).projection_size is not None}
     uncounted = {kind for kind in wrappers if family_of(kind).uncounted_encoders}
     assert wrappers - uncounted - around_a_wrapper <= set(READ)
 
@@ -524,7 +524,7 @@ def test_the_published_aria_has_the_parameters_of_its_index() -> None:
     ],
 )
 def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str, cls: str) -> None:
-    inner = str(family_of(kind).text)
+    inner = str(family_of(kind).text_type)
     shape = WRAPPERS[inner][2][0] if inner in WRAPPERS else {}
     section = {name: value for name, value in wrapped(inner, shape).items() if name != "architectures"}
     config = {"model_type": kind, "architectures": [cls], "embedding_dim": 20, "vlm_config": section}

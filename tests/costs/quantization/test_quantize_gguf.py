@@ -244,6 +244,13 @@ def test_q_k_and_v_in_one_tensor() -> None:
         }
 
 
+def test_q_k_and_v_of_a_class_that_fuses_them_are_one_tensor() -> None:
+    assert (
+        quantized_size(load_preset("phi-4").model, scheme_named("q4_k_m")).total == 9_055_703_040
+    )  # 8,890,301,440 in three
+    assert mix("q4_k_m").types(load_preset("phi-4").model) == mix("q4_k_m-qkv").types(load_preset("phi-4").model)
+
+
 def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
     tied = ROUND.model_copy(update={"tie_word_embeddings": True})
     got = quantized_size(tied, scheme_named("q4_k_m"))

@@ -9,11 +9,13 @@ WINDOWED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "sliding_window": 8,
 }
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "DFlashDraftModel": [
         {"model_type": "dflash", **SMALL},
+        {"model_type": "dflash", **SMALL, "target_hidden_size": 48},
         {"model_type": "dflash", **SMALL, **WINDOWED, "attention_bias": True, "draft_vocab_size": 40},
     ],
     "DFlash2DraftModel": [
@@ -32,6 +34,14 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
         {"model_type": "dspark", **SMALL, "markov_rank": 6, "markov_head_type": "rnn", "draft_vocab_size": 40},
         {"model_type": "dspark", **SMALL, "markov_rank": 0},
+        {"model_type": "dspark", **SMALL, **EXPERTS, "scoring_func": "sqrtsoftplus"},
+        {
+            "model_type": "dspark",
+            **SMALL,
+            **EXPERTS,
+            "moe_preset": "qwen3_5_moe",
+            "shared_expert_intermediate_size": 24,
+        },
     ],
     "DominoDraftModel": [
         {"model_type": "domino", **SMALL, "gru_hidden_dim": 10, "emb_dim": 6},

@@ -171,8 +171,8 @@ def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
 
 
 def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
-    assert pieces(start=8, count=5, partition_size=10) == [(0, 2), (1, 3)]
-    assert pieces(start=8, count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
+    assert pieces(offset=8, element_count=5, partition_size=10) == [(0, 2), (1, 3)]
+    assert pieces(offset=8, element_count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
 
 
 def test_ranks_get_parameters_by_turns() -> None:

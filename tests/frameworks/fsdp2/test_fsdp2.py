@@ -596,8 +596,8 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run.set_up()
     run.next_batch()
     sent: list[int] = []
-    exchange = run.lowering._exchange
-    run.lowering._exchange = lambda rows: (sent.append(rows.shape[0]), exchange(rows))[1]  # type: ignore[method-assign]
+    exchange = run.lowering._exchange_rows
+    run.lowering._exchange_rows = lambda rows: (sent.append(rows.shape[0]), exchange(rows))[1]  # type: ignore[method-assign]
     run.forward_and_backward()
     assert sent == [64 * 8] * 2 * 2
     with pytest.raises(InputError, match="adapters where ranks divide the experts"):

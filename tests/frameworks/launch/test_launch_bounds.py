@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.shell import read_script
 from llmcalc.frameworks.launch.text import parse_yaml
-from llmcalc.frameworks.megatron.launch_file import smallest_world
+from llmcalc.frameworks.megatron.launch_file import smallest_world_size
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from tests.bounds import bounded
 from tests.samples import with_rest
@@ -190,7 +190,7 @@ def test_the_smallest_world_is_the_one_that_trying_finds() -> None:
     assert prod(map(len, sizes)) > 5_000
     for tp, cp, pp, ep, etp in product(*sizes):
         case = settings(tp, cp, pp, ep, etp)
-        assert smallest_world(case) == fewest(case), (tp, cp, pp, ep, etp)
+        assert smallest_world_size(case) == fewest(case), (tp, cp, pp, ep, etp)
 
 
 @pytest.mark.parametrize("flag", ["expert-tensor-parallel-size", "expert-model-parallel-size"])

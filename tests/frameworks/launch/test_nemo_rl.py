@@ -143,3 +143,22 @@ def test_values_that_are_refused(policy: dict[str, Any], refusal: str) -> None:
 def test_other_trainings_are_refused_by_their_table() -> None:
     with pytest.raises(InputError, match="ppo: the value model of PPO is not modelled; expected a config of grpo"):
         read("sft.yaml", {}, ppo={"max_num_epochs": 1})
+
+
+def test_a_student_is_trained_without_its_teacher_on_the_device() -> None:
+    """distillation.py: `teacher_policy.offload_after_refit` before `student_policy.train`."""
+    launch = read(
+        "grpo_math_1B.yaml", {"model_name": "Qwen/Qwen2.5-0.5B"}, grpo=None, distillation={"topk_logits_k": 64}
+    )
+    grpo = read("grpo_math_1B.yaml", {"model_name": "Qwen/Qwen2.5-0.5B"})
+    assert (launch.settings, launch.layout) == (grpo.settings, grpo.layout)
+    assert (launch.frozen, launch.rollout) == (None, grpo.rollout)
+    assert any("the teacher, whose weights are on the host" in note for note in launch.notes)
+
+
+def test_relative_references_name_a_key_of_an_outer_table() -> None:
+    """OmegaConf: one dot is the table of the key, two are the table around it."""
+    packing = {"enabled": True, "train_mb_tokens": "${mul:${..max_total_sequence_length}, ${..train_micro_batch_size}}"}
+    policy = {"max_total_sequence_length": 128, "train_micro_batch_size": 3, "sequence_packing": packing}
+    launch = read("grpo_math_1B.yaml", policy)
+    assert (launch.settings["batch"], launch.settings["seq"]) == (1, 384)

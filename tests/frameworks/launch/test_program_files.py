@@ -100,6 +100,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("megatron_bridge_recipes.py qwen25_7b_peft_config peft.dim=4", "megatron-bridge", "megatron", {"lora_rank": 4}),
     ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
     ("swift_grpo.sh", "ms-swift", "deepspeed", {"dp": 2, "zero": 2, "seq": 1536, "batch": 4}),
+    ("olmo_core.py", "olmo-core", "torch", {"batch": 4, "seq": 2048, "num_microbatches": 16, "compile": True}),
     ("unsloth_sft.py", "unsloth", "torch", {"batch": 2, "seq": 1024, "lora_rank": 8, "base": "nf4-dq"}),
     ("unsloth_grpo.py", "unsloth", "torch", {"batch": 8, "seq": 512, "lora_rank": 16, "recompute": "full"}),
     ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
@@ -194,6 +195,29 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
         read_launch(typed(text))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
+    """A step of OLMo-core is split over micro-batches of all devices, in tokens."""
+    text = FILES["olmo_core.py"]
+    launch = launch_of(text, "olmo.py", 8)
+    assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)
+    assert [launch.settings[name] for name in ("num_microbatches", "optimizer_impl", "dtype")] == [2, "fused", "bf16"]
+    assert launch.spec is not None
+    assert launch.spec.vocab_size == 100_352
+    for old, new, message in (
+        ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
+        ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
+        ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
+        ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
+        ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
+        ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
+        ("float8_config=None", "cp_config=ring(4)", "cp_config (only FSDP is modelled"),
+        ("common.tokenizer", "TokenizerConfig.gpt2()", "TokenizerConfig.gpt2 (the embedding is counted"),
+    ):
+        with pytest.raises(InputError) as error:
+            launch_of(text.replace(old, new), "olmo.py", 8)
+        assert message in str(error.value)
 
 
 def test_an_engine_sleeps_while_the_training_runs() -> None:

@@ -151,7 +151,9 @@ def test_qlora_of_axolotl() -> None:
 
 
 def test_axolotl_fills_in_its_defaults() -> None:
-    launch = changed("axolotl_qlora.yaml", sequence_len=None, micro_batch_size=None, optimizer=None)
+    unset = {"sequence_len": None, "micro_batch_size": None, "optimizer": None, "attn_implementation": None}
+    launch = changed("axolotl_qlora.yaml", **unset)
+    assert "attn_implementation" not in launch.settings  # transformers chooses, for MPT eager attention
     assert (launch.settings["seq"], launch.settings["batch"]) == (512, 1)
     assert launch.filled_in["optimizer"] == "adamw_torch_fused"
 

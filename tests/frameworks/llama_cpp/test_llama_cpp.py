@@ -194,7 +194,7 @@ def test_buffers_of_a_graph() -> None:
     activated = Tensor(2048, (first,), "inplace", (512, 4))
     second = Tensor(4096, (weight, activated), "new", (1024, 4))
     graph = Graph()
-    graph.expand(second)
+    graph.add_operations(second)
     # GPU: a copy of the rows (1,024), the first product (2,048), and the second product beside it, since the freed copy
     # is too small; host: the numbers and the rows
     assert buffer_sizes(graph, ["CUDA0"]) == {"CPU": 128 + 1024, "CUDA0": 1024 + 2048 + 4096}
@@ -452,7 +452,8 @@ def test_the_graph_of_a_gated_delta_net() -> None:
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
     rules = GraphRules("glu", fused_delta_net=True)
-    graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0")).build()
+    model_graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
+    graph = model_graph.build_graph()
     projection = convolved = tokens * 1536
     inputs = (tokens + 3) * 1536
     expected = 4 * (2 * tokens * hidden + 3 * 1536 + projection + inputs + convolved)

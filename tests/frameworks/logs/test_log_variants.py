@@ -236,7 +236,7 @@ def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> No
     assert document["terms"][0]["computed"] == pytest.approx(8.8 * 2**30, rel=0.02)
 
 
-def test_a_first_start_is_named_and_no_flag_is_advised(tmp_path: Path) -> None:
+def test_a_first_start_is_computed_as_one_that_compiles(tmp_path: Path) -> None:
     """A log of vLLM 0.28 with the lines of a start that compiles (compilation/backends.py)."""
     lines = (
         "INFO [core.py:123] Initializing a V1 LLM engine (v0.28.0) with config: model='Qwen/Qwen3-14B'",
@@ -248,8 +248,7 @@ def test_a_first_start_is_named_and_no_flag_is_advised(tmp_path: Path) -> None:
         file = tmp_path / "vllm.log"
         file.write_text("\n".join(line for line in lines if compiles or "Compiling" not in line))
         explained = functions.explain_log(file, hardware="l40s")
-        assert explained.document["off"] == "kv_cache"
-        assert (explained.document["flag"] is None) is compiles
+        assert explained.document["off"] == (None if compiles else "kv_cache")
         assert any("first start, which compiled" in note for note in explained.document["notes"]) is compiles
 
 

@@ -25,7 +25,7 @@ from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
-from llmcalc.frameworks.megatron.schedule import Interleaved, run_step
+from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.frameworks.registry import framework as framework_named
@@ -246,7 +246,7 @@ def test_a_step_leaves_what_the_one_before_left() -> None:
 def test_products_that_add_gradients_themselves_keep_a_tensor_for_each_shape() -> None:
     """TransformerEngine, module/base.py, `get_dummy_wgrad`."""
     spec, settings = changed(DENSE, no_gradient_accumulation_fusion=False)
-    h, ffn, tp = spec.hidden_size, settings.ffn, settings.tp
+    h, ffn, tp = spec.hidden_size, settings.ffn_width, settings.tp
     shapes = {(3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp), (spec.vocab_size // tp, h)}
     assert set(kept(spec, settings).persistent.dummies) == shapes
     assert not kept(*changed(DENSE)).persistent.dummies
@@ -477,7 +477,7 @@ def test_an_interleaved_schedule_runs_every_micro_batch_on_every_rank(overlaps: 
     for pp in range(layout.pp):
         run = kept(spec, settings, layout.rank(pp=pp))
         before = run.meter.now
-        schedule = Interleaved(run)
+        schedule = InterleavedSchedule(run)
         schedule.run()
         assert schedule.total == min(settings.microbatches, 3 * layout.pp) * layout.vpp
         assert not any(map(len, (*schedule.inputs, *schedule.outputs, *schedule.gradients)))

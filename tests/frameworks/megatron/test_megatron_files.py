@@ -184,10 +184,10 @@ def test_a_layout_with_repeats() -> None:
 
 def test_the_null_tokenizer_added_a_token_until_2026() -> None:
     settings = MegatronSettings(tokenizer_type="NullTokenizer", vocab_size=128)
-    assert settings.padded_vocabulary == 128
+    assert settings.padded_vocabulary_size == 128
     before = MegatronSettings(tokenizer_type="NullTokenizer", vocab_size=128, date=datetime.date(2025, 10, 8))
-    assert before.vocabulary == 129
-    assert before.padded_vocabulary == 256
+    assert before.vocabulary_size == 129
+    assert before.padded_vocabulary_size == 256
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_null_tokenizer_added_a_token_until_2026() -> None:
     ],
 )
 def test_vocabularies(more: dict[str, Any], tokens: int | None) -> None:
-    assert MegatronSettings(**more).vocabulary == tokens
+    assert MegatronSettings(**more).vocabulary_size == tokens
 
 
 def test_networks() -> None:

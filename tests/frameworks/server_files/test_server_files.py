@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import FOLDERS
 from llmcalc.frameworks.launch.command_line import typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
-from llmcalc.frameworks.server_files.programs import start_of, version_of_image
+from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of, servers_of_text
 from tests.in_process import command
 from tests.samples import in_one_test
@@ -540,11 +540,11 @@ def test_versions_of_images(image: str, version: str) -> None:
 
 
 def test_an_image_starts_its_own_server() -> None:
-    start = start_of(["--model", "x"], "vllm/vllm-openai:latest")
+    start = server_start_of(["--model", "x"], "vllm/vllm-openai:latest")
     assert start is not None
     assert (start.program.engine, start.arguments) == ("vllm", ("--model", "x"))
-    assert start_of(["nvidia-smi"], "vllm/vllm-openai:latest") is None
-    assert start_of(["--model", "x"], "postgres") is None
+    assert server_start_of(["nvidia-smi"], "vllm/vllm-openai:latest") is None
+    assert server_start_of(["--model", "x"], "postgres") is None
 
 
 def test_a_model_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) -> None:

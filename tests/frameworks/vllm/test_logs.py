@@ -212,7 +212,8 @@ def computed(number: int) -> EngineMemory:
     record, version = engine_and_version(f"vllm=={row['version']}")
     scheme = {} if row["quantize"] is None else {"quantize": row["quantize"]}
     target = TESTS / row["target"] if "/" in row["target"] else row["target"]
-    return record.memory_on(llmcalc.load(target), hardware, version, {**row["flags"], **scheme})
+    first_start = {"VLLM_DISABLE_COMPILE_CACHE": 1} if row.get("first_start") else {}
+    return record.memory_on(llmcalc.load(target), hardware, version, {**row["flags"], **scheme, **first_start})
 
 
 @cache
@@ -244,11 +245,12 @@ def share(rows: list[Compared], within: float) -> float:
     [
         ("weights", 0.001, 0.01, 0.89),
         ("weights, complete flags", 0.001, 0.01, 0.94),
-        ("profile_run", 0.01, 0.05, 0.85),
+        ("profile_run", 0.005, 0.05, 0.87),
         ("cuda_graphs", 0.08, 0.3, 0.8),
-        ("kv_cache", 0.005, 0.05, 0.85),
-        ("kv_tokens", 0.005, 0.05, 0.83),
-        ("kv_tokens, complete flags", 0.001, 0.01, 0.91),
+        ("kv_cache", 0.005, 0.05, 0.92),
+        ("kv_tokens", 0.003, 0.05, 0.9),
+        ("kv_tokens, complete flags", 0.001, 0.01, 0.94),
+        ("kv_tokens, complete flags", 0.001, 0.05, 0.97),
     ],
 )
 def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least: float) -> None:

@@ -29,7 +29,7 @@ class AdapterKernels(DiscardedKernels):
     # --- layers with an adapter ---------------------------------------------------------------------------------------
 
     def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs a column-parallel layer; its adapter reads the output of the norm that is fused with it."""
+        """Runs a column-parallel layer whose adapter reads the output of the norm that is fused with the layer."""
         adapters = self.adapter_of(operation)
         if adapters is None:
             return super().column_linear(operation, x, width)
@@ -39,7 +39,7 @@ class AdapterKernels(DiscardedKernels):
         self.norm_outputs = None
         lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], width)
         if adapters.library == "mcore-bridge":
-            low_rank = self.whole_linear(self._with_dropout(x, adapters), lora_a)
+            low_rank = self.unsharded_linear(self._with_dropout(x, adapters), lora_a)
             del x
             lora_output = self.engine_column_linear(low_rank, lora_b, None, [], None)
         else:
@@ -58,7 +58,7 @@ class AdapterKernels(DiscardedKernels):
         lora_a, lora_b = self._adapter_weights(operation, adapters, "row", x.shape[1], output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
-            lora_output = self.whole_linear(self.engine_row_linear(x, lora_a), lora_b)
+            lora_output = self.unsharded_linear(self.engine_row_linear(x, lora_a), lora_b)
         else:
             lora_output = self._gather_columns(self._core_product(self._core_product(x, lora_a), lora_b))
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
@@ -76,8 +76,8 @@ class AdapterKernels(DiscardedKernels):
         lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
-            low_rank = self.whole_linear(x, lora_a)
-            lora_output = self.whole_linear(low_rank, lora_b)
+            low_rank = self.unsharded_linear(x, lora_a)
+            lora_output = self.unsharded_linear(low_rank, lora_b)
         else:
             low_rank = self._gather_columns(self._core_product(x, lora_a))
             lora_output = self._gather_columns(self._core_product(low_rank, lora_b))
@@ -115,9 +115,9 @@ class AdapterKernels(DiscardedKernels):
         tensor_role: str,
         input_width: Number,
         output_width: Number,
-        number: str = "",
+        expert: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Returns this rank's shard of an adapter's weights A and B. number: the expert; empty for other layers.
+        """Returns this rank's shard of an adapter's weights A and B. expert: the expert; empty for other layers.
 
         The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
         """
@@ -127,7 +127,7 @@ class AdapterKernels(DiscardedKernels):
         shapes: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{number}", shape))
+            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{expert}", shape))
             for name, shape in shapes.items()
         )
         self.in_adapter = False
@@ -138,7 +138,7 @@ class AdapterKernels(DiscardedKernels):
         return self.dropout(x) if adapters.dropout else x
 
     def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs a Megatron-Core linear layer on rows that no rank divides; all-reduces are in place."""
+        """Runs a Megatron-Core linear layer on rows that no rank divides, with all-reduces in place."""
         self.persistent.use_torch_workspace("forward")
         output, shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 

@@ -48,21 +48,21 @@ class AttentionKernels(LinearKernels):
 
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, because training has no cache."""
-        for cached, value in zip(operation.outs, operation.ins, strict=True):
-            self.bind(cached, self.tensor_of(value))
+        for cache_entry, new_entry in zip(operation.outs, operation.ins, strict=True):
+            self.bind(cache_entry, self.tensor_of(new_entry))
 
-    def tensor_of(self, value: Value) -> Tensor:
+    def tensor_of(self, flow_value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, its base tensor."""
-        tensor = self.values.get(id(value))
+        tensor = self.values.get(id(flow_value))
         if tensor is not None:
             return tensor
-        if value.of is None:
+        if flow_value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.tensor_of(value.of)
+        return self.tensor_of(flow_value.of)
 
-    def store_tensor(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
-        self.bind(value, tensor)
+        self.bind(flow_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head for all its query heads."""
@@ -74,7 +74,7 @@ class AttentionKernels(LinearKernels):
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
             return super().split_product(fused_operations, product, widths)
-        parts = self.split_along(product, widths)
+        qkv_parts = self.split_along(product, widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
@@ -82,8 +82,8 @@ class AttentionKernels(LinearKernels):
         ):  # [groups, queries of a group]: no view of heads
             del product
             for i in (0, 3)[: len(fused_operations) - 2]:
-                parts[i] = self.dense_copy(parts[i])
-        return parts
+                qkv_parts[i] = self.dense_copy(qkv_parts[i])
+        return qkv_parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
@@ -91,7 +91,9 @@ class AttentionKernels(LinearKernels):
         views = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
-        def joined(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
+        def join_gradients(
+            saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Gradients:
             """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
@@ -101,7 +103,7 @@ class AttentionKernels(LinearKernels):
                 return [Tensor(shape, dtype, first_gradient.storage)]
             return [self.graph.new_tensor(shape, dtype)]
 
-        self.node("split", (x,), views, joined)
+        self.node("split", (x,), views, join_gradients)
         return views
 
     # --- rotation ----------------------------------------------------------------------------------------------------
@@ -123,9 +125,9 @@ class AttentionKernels(LinearKernels):
 
     def do_attention(self, operation: Step) -> None:
         """Runs attention, with optional recomputation in the backward pass."""
-        name = type(operation.op).__name__
-        if name != "AttentionCore":
-            raise self.unsupported(f"no kernels for '{name}'", operation.name)
+        kernel_name = type(operation.op).__name__
+        if kernel_name != "AttentionCore":
+            raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
         reason = not_modelled(operation)
         if reason:
             raise self.unsupported(reason, operation.name)
@@ -138,16 +140,16 @@ class AttentionKernels(LinearKernels):
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
         width = operation.outs[0].width
 
-        def run(inputs: Sequence[Tensor]) -> Tensor:
+        def run_attention(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
             return self.attention(q, k, v, heads, groups, width, has_mask)
 
         inputs = [q, k, v]
         del q, k, v
         if self.rank_choices.recompute_core:
-            output = self.checkpoint(run, inputs)
+            output = self.checkpoint(run_attention, inputs)
         else:
-            output = run(inputs)
+            output = run_attention(inputs)
         del inputs
         self.bind(operation.outs[0], output)
 
@@ -240,7 +242,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(output) if has_several_sequences else output
 
     def transpose_batch(self, x: Tensor) -> Tensor:
-        """Returns a copy with swapped batch and token axes; the backward pass copies the gradient too."""
+        """Returns a copy with swapped batch and token axes, whose gradient is copied too."""
         return self.copy_reordered("transpose", x, x.shape)
 
     def unfused_attention(

@@ -36,7 +36,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation; the activation of a gate is deferred to the multiplication."""
+        """Runs an activation, except that of a gate, which the multiplication runs."""
         x = self.tensor_read_by(operation, operation.ins[0])
         if self._is_gate(operation.outs[0]):
             self.bind(operation.outs[0], x)
@@ -101,7 +101,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
-        """Defers the dropout of a sublayer's output to the residual addition; other kernels fuse their dropout."""
+        """Defers the dropout of a sublayer's output to the residual addition."""
         self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.outs[0]))

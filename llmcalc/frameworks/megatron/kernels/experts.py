@@ -20,19 +20,19 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 
 
 class ExpertKernels(HeadKernels):
-    """Kernels of mixtures of experts; `local_tensors` are the local variables of `MoELayer.forward`."""
+    """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
             other_items = [item for item in module_scope.items if item not in shared_experts]
-            position = 0
+            router_position = 0
             if not self.rank_choices.shared_experts_first:
-                position = 1 + next(
+                router_position = 1 + next(
                     i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
-            module_scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
+            module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
         super()._look_for_readers(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
@@ -54,10 +54,10 @@ class ExpertKernels(HeadKernels):
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
-        start, (rows, n_in) = len(self.ordered_parameters), x.shape
+        first_parameter, (rows, n_in) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
-        self.later_parameters += self.ordered_parameters[start:]
-        del self.ordered_parameters[start:]
+        self.later_parameters += self.ordered_parameters[first_parameter:]
+        del self.ordered_parameters[first_parameter:]
         self.persistent.use_torch_workspace("forward")
         output = self.new_tensor(rows, weight.shape[0])
 
@@ -186,7 +186,7 @@ class ExpertKernels(HeadKernels):
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies token rows to other ranks or into another order; the backward pass copies the gradient back."""
+        """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
@@ -196,14 +196,14 @@ class ExpertKernels(HeadKernels):
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
         kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
-        group, probs, mask = (
+        group_size, probs, mask = (
             kernel_choices.ep * kernel_choices.etp,
             local_tensors["probs"],
             local_tensors["routing_map"],
         )
-        all_rows, local_experts, dtype = rows * group, self.local_experts, local_tensors["probs"].dtype
+        all_rows, local_experts, dtype = rows * group_size, self.local_experts, local_tensors["probs"].dtype
         expert_row_count = self.received_rows(rows)
-        if group > 1:
+        if group_size > 1:
             mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
             self.persistent.grow_gather_buffer(2 * all_rows * width)
@@ -213,14 +213,14 @@ class ExpertKernels(HeadKernels):
             "slice", (probs,), autograd_graph.new_tensor((all_rows, local_experts), dtype)
         )
         del probs, mask
-        expert_rows, index = self.permute(x, expert_row_count, all_rows, local_experts, None)
+        expert_rows, row_map = self.permute(x, expert_row_count, all_rows, local_experts, None)
         transposed_probs = autograd_graph.new_tensor((local_experts, all_rows), dtype)
         row_probs = autograd_graph.new_tensor((expert_row_count, 1), dtype)
         self.node_with_new_gradients("masked_select", (local_probs,), row_probs, transposed_probs)
         del transposed_probs, local_probs
-        self.keep_in_dispatcher(index, local_map, row_probs)
+        self.keep_in_dispatcher(row_map, local_map, row_probs)
         local_tensors["routing_map"] = local_map
-        local_tensors["index"], local_tensors["local_probs"], local_tensors["hidden_states"] = index, row_probs, x
+        local_tensors["index"], local_tensors["local_probs"], local_tensors["hidden_states"] = row_map, row_probs, x
         self.row_probs: Tensor = row_probs
         return expert_rows
 
@@ -230,15 +230,15 @@ class ExpertKernels(HeadKernels):
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
-            index = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
+            row_map = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
         else:
             transposed_map = autograd_graph.new_tensor((experts, tokens), BOOL)
             row_order = autograd_graph.new_tensor((experts * tokens,), INT64)
-            index = autograd_graph.new_tensor((rows,), INT64)
+            row_map = autograd_graph.new_tensor((rows,), INT64)
             del transposed_map, row_order
         output = autograd_graph.new_tensor((rows, width), x.dtype)
         if probs is None:
-            return self.node_with_new_gradients("permute", (x,), output, index), index
+            return self.node_with_new_gradients("permute", (x,), output, row_map), row_map
         shape = x.shape
         row_probs, probs_shape, dtype = autograd_graph.new_tensor((rows, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
@@ -249,10 +249,10 @@ class ExpertKernels(HeadKernels):
                 autograd_graph.new_tensor(shape, BFLOAT16),
                 autograd_graph.new_tensor(probs_shape, dtype),
             ],
-            index,
+            row_map,
         )
         self.row_probs = row_probs
-        return output, index
+        return output, row_map
 
     def unpermute(self, expert_outputs: list[Tensor], tokens: Number, index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
@@ -270,13 +270,13 @@ class ExpertKernels(HeadKernels):
         """Sums expert outputs per token and reduce-scatters the sums to the tokens' ranks."""
         kernel_choices, width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
-        group, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
+        group_size, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
         del x
         output = self.unpermute(expert_outputs, all_rows, local_tensors["index"])
-        if group == 1:
+        if group_size == 1:
             return output
         combined_rows = self.t.to(output, self.router_dtype)
-        rows = all_rows // group
+        rows = all_rows // group_size
         del width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, rows)
         return self.t.to(reduced_rows, BFLOAT16)
@@ -286,9 +286,9 @@ class ExpertKernels(HeadKernels):
         kernel_choices, (rows, _) = self.rank_choices, x.shape
         probs, mask = local_tensors["probs"], local_tensors["routing_map"]
         row_count = self.sent_rows(rows)
-        expert_rows, index = self.permute(x, row_count, rows, self.all_experts, probs)
-        self.keep_in_dispatcher(index, mask, probs)
-        local_tensors["index"] = index
+        expert_rows, row_map = self.permute(x, row_count, rows, self.all_experts, probs)
+        self.keep_in_dispatcher(row_map, mask, probs)
+        local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
         if kernel_choices.ep > 1:
             expert_rows = self.move_rows("all_to_all", expert_rows, row_count)
@@ -383,13 +383,13 @@ class ExpertKernels(HeadKernels):
             self.bind(output, self.pending_outputs.pop(id(operation)))
             return
         if self.rank_choices.grouped_gemm:
-            group = self.fused_expert_steps(operation)
+            fused_operations = self.fused_expert_steps(operation)
             product = self.grouped_linear(
                 operation,
                 self.tensor_read_by(operation, operation.ins[0]),
-                sum(reader.outs[0].width for reader in group),
+                sum(reader.outs[0].width for reader in fused_operations),
             )
-            for reader in group:
+            for reader in fused_operations:
                 if reader is operation:
                     self.bind(output, product)
                 else:
@@ -555,7 +555,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
-        """Computes act(gate) · up · probability in one kernel; without a gate act(x) · probability."""
+        """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
         output, probs_format = autograd_graph.new_tensor((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 

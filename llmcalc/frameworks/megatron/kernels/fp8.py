@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algebra import Number, ceil_div, exact_div
+from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
@@ -32,11 +32,6 @@ class Quantized(NamedTuple):
 
     rows: list[Tensor]
     columns: list[Tensor]
-
-
-def round_up(n: Number, multiple: int) -> Number:
-    """Rounds a number up to a multiple."""
-    return ceil_div(n, multiple) * multiple
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
@@ -162,12 +157,12 @@ class Fp8Kernels(DeltaKernels):
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight at the first use; the copy stays allocated."""
+        """Allocates the 8-bit copy of a weight at the first use, which is never freed."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
     @property
-    def gathers_rows_alone(self) -> bool:
+    def gathers_rowwise_only(self) -> bool:
         """Whether all-gathers send only the row-wise quantization."""
         return self.rank_choices.fp8_recipe in ONE_SCALE
 
@@ -177,11 +172,11 @@ class Fp8Kernels(DeltaKernels):
         """Runs LayerNormLinear or Linear. With delayed scaling the norm writes 8-bit output directly."""
         if not self.runs_in_fp8:
             return super().engine_column_linear(x, weight, bias, norm, deferred_norm)
-        if self.saves_wide_input and deferred_norm is None:
-            return self.wide_input_column_linear(x, weight, bias)
-        is_sharded, gathers_rows_alone = (
+        if self.saves_16_bit_input and deferred_norm is None:
+            return self.column_linear_saving_16_bits(x, weight, bias)
+        is_sharded, gathers_rowwise_only = (
             self.rank_choices.sequence_parallel,
-            self.gathers_rows_alone and self.rank_choices.sequence_parallel,
+            self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
         rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
@@ -191,7 +186,7 @@ class Fp8Kernels(DeltaKernels):
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
-        quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rows_alone and self.graph.enabled)
+        quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
         in_user_buffers = self.rank_choices.user_buffers
@@ -208,7 +203,7 @@ class Fp8Kernels(DeltaKernels):
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             gathered_input = (
-                [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)]
+                [self.gather_quantized(rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded and not in_user_buffers
                 else []
             )
@@ -216,7 +211,7 @@ class Fp8Kernels(DeltaKernels):
             input_gradient: Tensor | None = None if in_user_buffers else new_tensor(rows, n_in)
             scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers else None
             transposed = (
-                [new_tensor(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
+                [new_tensor(n_in, rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
             )
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:
@@ -238,7 +233,7 @@ class Fp8Kernels(DeltaKernels):
                 *bias,
             ]
 
-        saved_input = quantized_input.rows if gathers_rows_alone else quantized_input.columns
+        saved_input = quantized_input.rows if gathers_rowwise_only else quantized_input.columns
         saved_for_backward = [*saved_input, *([x] if has_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
@@ -246,16 +241,16 @@ class Fp8Kernels(DeltaKernels):
         return output
 
     @property
-    def saves_wide_input(self) -> bool:
+    def saves_16_bit_input(self) -> bool:
         """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
         is_shared_expert = any(module_call.scope.about.get("kind") == "shared_expert" for module_call in self.frames)
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
-    def wide_input_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs Linear with a 16-bit saved input, which is quantized again in the backward pass."""
-        is_sharded, gathers_rows_alone = (
+        is_sharded, gathers_rowwise_only = (
             self.rank_choices.sequence_parallel,
-            self.gathers_rows_alone and self.rank_choices.sequence_parallel,
+            self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
         rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
@@ -270,16 +265,18 @@ class Fp8Kernels(DeltaKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
-            requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
+            requantized = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
             gathered_input = (
-                [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)] if is_sharded else []
+                [self.gather_quantized(rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
+                if is_sharded
+                else []
             )
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(rows, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
             transposed = (
                 [self.new_tensor(n_in, rows, UINT8)]
-                if gathers_rows_alone and self.rank_choices.saves_transposed
+                if gathers_rowwise_only and self.rank_choices.saves_transposed
                 else []
             )
             weight_gradient = self.weight_gradient(weight)
@@ -336,10 +333,10 @@ class Fp8Kernels(DeltaKernels):
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         follows_attention = any(
-            sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(operation)])
+            gate_layer.verb == "attention" for gate_layer in direct_steps(self.module_of_step[id(operation)])
         )
-        saves_wide = follows_attention and self.rank_choices.fp8_recipe != "delayed"
-        return self.quantized_linear("row_linear", x, weight, saves_wide, self.rank_choices.sequence_parallel)
+        saves_16_bits = follows_attention and self.rank_choices.fp8_recipe != "delayed"
+        return self.quantized_linear("row_linear", x, weight, saves_16_bits, self.rank_choices.sequence_parallel)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs an 8-bit linear layer that every rank computes in full."""
@@ -352,13 +349,13 @@ class Fp8Kernels(DeltaKernels):
             )
         return self.quantized_linear("linear", x, weight, False, False)
 
-    def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_wide: bool, divided: bool) -> Tensor:
+    def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, divided: bool) -> Tensor:
         """Runs a linear layer with 8-bit inputs.
 
-        saves_wide: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
+        saves_16_bits: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
         """
         (rows, n_in), n_out = x.shape, weight.shape[0]
-        quantized_input = self.quantize(rows, n_in, by_columns=not saves_wide and self.graph.enabled)
+        quantized_input = self.quantize(rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
         in_user_buffers = self.rank_choices.user_buffers and divided
         if in_user_buffers:
@@ -373,25 +370,25 @@ class Fp8Kernels(DeltaKernels):
             if in_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:
-                local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rows_alone)]
+                local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rowwise_only)]
                 gathered_gradient, sorting_buffers = self.gather_quantized(rows, n_out, True, True)
                 quantized_gradient = [gathered_gradient]
                 local_gradient.clear()
                 del gathered_gradient, sorting_buffers
             else:
                 quantized_gradient = [self.quantize(rows, n_out)]
-            requantized = [self.quantize(rows, n_in, by_rows=self.gathers_rows_alone)] if saves_wide else []
+            requantized = [self.quantize(rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(rows, n_in)
             weight_gradient = self.weight_gradient(weight)
             requantized.clear()
-            if not saves_wide:
+            if not saves_16_bits:
                 saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(inputmat_total)
             if divided:
                 quantized_gradient.clear()
             return [input_gradient, weight_gradient]
 
-        saved_for_backward = [x] if saves_wide else quantized_input.columns
+        saved_for_backward = [x] if saves_16_bits else quantized_input.columns
         del quantized_input
         self.node(name, (x, weight), [output], backward, *saved_for_backward)
         return output

@@ -48,12 +48,12 @@ class DeltaKernels(MambaKernels):
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, module_scope: Scope, core: Step) -> None:
+    def _run_delta_mixer(self, module_scope: Scope, core_scope: Step) -> None:
         """Runs Megatron-Core's GatedDeltaNet.forward."""
-        aten, op, batch = self.t, core.op, self.run_config.batch
+        aten, op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         operations = steps_by_name(module_scope)
-        widths = [operations[name].outs[0].width for name in PROJECTIONS]
+        widths = [operations[projection].outs[0].width for projection in PROJECTIONS]
         query_projection = operations[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
         x = self.tensor_of(input_value)
@@ -223,7 +223,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
 
 
 def cumsum(aten: Aten, x: Tensor) -> Tensor:
-    """Returns cumulative sums along the last axis; the gradient is flipped, summed and flipped (`cumsum_backward`)."""
+    """Returns cumulative sums along the last axis, with torch's gradient (`cumsum_backward`)."""
 
     def backward(output_gradient: Tensor, _: Needs) -> Gradients:
         flipped = aten.like(output_gradient)
@@ -236,11 +236,11 @@ def cumsum(aten: Aten, x: Tensor) -> Tensor:
 
 
 def tril(aten: Aten, x: Tensor) -> Tensor:
-    """Returns the lower triangle of a matrix; the gradient is a lower triangle too."""
+    """Returns the lower triangle of a matrix, whose gradient is a lower triangle too."""
     return record(aten.graph, "tril", (x,), aten.like(x), lambda g, _: (aten.like(g),))
 
 
 def masked_fill_in_place(aten: Aten, x: Tensor, mask: Tensor) -> Tensor:
-    """Fills masked elements in place and saves the mask; the gradient is a filled copy."""
+    """Fills masked elements in place, and saves the mask for the gradient."""
     output = Tensor(x.shape, x.dtype, x.storage, x.strides)
     return record(aten.graph, "masked_fill_", (x,), output, lambda g, _, mask: (aten.like(g),), mask)

@@ -41,10 +41,10 @@ class HeadKernels(ElementwiseKernels):
     def positions(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
-        key = "", "positions", self.extent(operation.weight.ins), self.extent(operation.weight.out)
-        if key not in self.weights:
-            self.weights[key] = self.with_role("positions", lambda: self.table(operation))
-        return self.weights[key]
+        table_key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
+        if table_key not in self.weights:
+            self.weights[table_key] = self.with_role("positions", lambda: self.table(operation))
+        return self.weights[table_key]
 
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
@@ -52,7 +52,7 @@ class HeadKernels(ElementwiseKernels):
         assert stack_input is not None
         if not self.has_entry:
             x = self.tensor_of(stack_input)
-            self._leave(stack_input)
+            self._free_layer_input(stack_input)
             embeddings = self.enter_layers(x)
             del x
             embeddings.leaf |= self.layers_input_takes_gradient
@@ -87,7 +87,7 @@ class HeadKernels(ElementwiseKernels):
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
-        method, size = self.rank_choices.recompute, self.rank_choices.recompute_layers
+        method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layers
         if method == "none":
             super().layers(layer_scopes)
             return
@@ -104,13 +104,13 @@ class HeadKernels(ElementwiseKernels):
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
         hidden = self.tensor_of(stack_input)
-        self._leave(stack_input)
+        self._free_layer_input(stack_input)
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):
-            is_recomputed = method == "uniform" or group_start < size
-            group_end = min(len(layer_order), group_start + (size if method == "uniform" else 1))
+            is_recomputed = method == "uniform" or group_start < group_size
+            group_end = min(len(layer_order), group_start + (group_size if method == "uniform" else 1))
             group_frames = [
                 Frame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
                 for i in range(group_start, group_end)
@@ -134,7 +134,7 @@ class HeadKernels(ElementwiseKernels):
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
-        def run(arguments: Sequence[Tensor]) -> Tensor:
+        def run_group(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layers on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = {}, {}, list(outer_frames), {}
@@ -151,7 +151,7 @@ class HeadKernels(ElementwiseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        return run
+        return run_group
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
@@ -168,18 +168,18 @@ class HeadKernels(ElementwiseKernels):
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(module_scope, module)
 
-    def do_also(self, operation: Step) -> None:
+    def do_second_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.ins[0])
         self.further_outputs.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
     def do_linear(self, operation: Step) -> None:
-        """Runs a linear layer; a multi-token-prediction module's input projection has its own kernel."""
+        """Runs a linear layer, or the input projection of a multi-token-prediction module."""
         if (
             self.in_multi_token_prediction
             and self.frames[-1].scope.about.get("kind") == "mtp"
-            and not self.is_output(operation)
+            and not self.is_output_layer(operation)
         ):
             self.bind(
                 operation.outs[0],
@@ -226,7 +226,7 @@ class HeadKernels(ElementwiseKernels):
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def loss_of(self, logits: Tensor) -> Tensor:
-        """Computes the loss of each token; the caller sums the losses."""
+        """Computes the loss of each token, which the caller sums."""
         if self.rank_choices.loss_implementation == "te":
             return self._engine_loss(logits)
         return self._core_loss(logits)

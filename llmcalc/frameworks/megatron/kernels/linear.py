@@ -11,7 +11,7 @@ from typing import Any
 
 from ....algebra import Number
 from ....components.norm import Norm
-from ....flow.axis import Axis, Beside
+from ....flow.axis import Axis, JoinedShapes
 from ....flow.program import Step
 from ....simulator.lowering import Path
 from ....simulator.tensor import Needs, Tensor
@@ -25,29 +25,29 @@ class LinearKernels(RankKernels):
 
     def do_norm(self, operation: Step) -> None:
         """Runs a norm, or defers the norm to a linear layer that fuses it."""
-        value, output = operation.ins[0], operation.outs[0]
+        norm_input, output = operation.ins[0], operation.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(output.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
             self.waiting_norms[id(output.storage)] = operation, self.module_path()
-            self.bind(output, self.tensor_read_by(operation, value))
+            self.bind(output, self.tensor_read_by(operation, norm_input))
             return
-        x = self.tensor_read_by(operation, value)
-        count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
-        self.bind(output, self.norm(x, operation, self.module_path(), count))
+        x = self.tensor_read_by(operation, norm_input)
+        row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
+        self.bind(output, self.norm(x, operation, self.module_path(), row_count))
 
     def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
-        shape = (self.extent(operation.options["over"]),)
+        shape = (self.element_count(operation.options["over"]),)
         names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in names]
 
-    def norm(self, x: Tensor, operation: Step, module_path: Path, count: Number) -> Tensor:
-        """Runs an unfused norm, which saves its input, and one or two statistics per row. count: number of rows."""
+    def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
+        """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         output = self.like(x)
-        statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        statistics = [self.statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), output, x, *statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
@@ -55,7 +55,7 @@ class LinearKernels(RankKernels):
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
-        return self.is_column(operation) and all(
+        return self.is_column_parallel(operation) and all(
             item.ins[0].rows == item.ins[1].rows
             for item in self.module_of_step[id(operation)].items
             if isinstance(item, Step) and item.verb == "attention"
@@ -63,15 +63,15 @@ class LinearKernels(RankKernels):
 
     # --- linear layers -----------------------------------------------------------------------------------------------
 
-    def is_column(self, operation: Step) -> bool:
+    def is_column_parallel(self, operation: Step) -> bool:
         """Whether an operation is a column-parallel linear layer."""
         return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.out[0])
 
-    def is_row(self, operation: Step) -> bool:
+    def is_row_parallel(self, operation: Step) -> bool:
         """Whether an operation is a row-parallel linear layer."""
         return operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.ins[0])
 
-    def is_output(self, operation: Step) -> bool:
+    def is_output_layer(self, operation: Step) -> bool:
         """Whether an operation is the output layer."""
         return operation.outs[0].axes[0].name == "vocab"
 
@@ -83,13 +83,13 @@ class LinearKernels(RankKernels):
     def shared_table(self, table_role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
         assert operation.weight is not None
-        key = "", id(operation.weight)
-        if key not in self.weights:
+        table_key = "", id(operation.weight)
+        if table_key not in self.weights:
             width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
-            shape = self.extent(rows), self.extent(width)
-            self.weights[key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
-        return self.weights[key]
+            shape = self.element_count(rows), self.element_count(width)
+            self.weights[table_key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
+        return self.weights[table_key]
 
     def do_linear(self, operation: Step) -> None:
         """Runs a linear layer by its sharding: column-parallel, row-parallel or unsharded."""
@@ -99,13 +99,13 @@ class LinearKernels(RankKernels):
             return
         x = self.tensor_read_by(operation, operation.ins[0])
         assert operation.weight is not None
-        if self.is_output(operation):
+        if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
             self.bind(output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
-        elif self.is_column(operation):
+        elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
-        elif self.is_row(operation):
+        elif self.is_row_parallel(operation):
             self.bind(output, self.row_linear(operation, x))
         else:
             self.bind(output, self.undivided_linear(operation, x))
@@ -116,7 +116,9 @@ class LinearKernels(RankKernels):
         return [
             reader
             for reader, reader_module in self.readers[id(operation.ins[0].storage)]
-            if reader_module is module and self.is_column(reader) and reader.ins[0].rows == operation.ins[0].rows
+            if reader_module is module
+            and self.is_column_parallel(reader)
+            and reader.ins[0].rows == operation.ins[0].rows
         ]
 
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
@@ -281,7 +283,7 @@ class LinearKernels(RankKernels):
         ]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs a row-parallel layer and reduces the output over ranks; the next addition adds the layer's bias."""
+        """Runs a row-parallel layer without its bias, and reduces the output over ranks."""
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
@@ -312,7 +314,7 @@ class LinearKernels(RankKernels):
         return output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs RowParallelLinear; its reduction over ranks is a separate node."""
+        """Runs RowParallelLinear, whose reduction over ranks is a separate graph node."""
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         output = self.new_tensor(rows, n_out)
@@ -329,10 +331,10 @@ class LinearKernels(RankKernels):
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
-        return self.whole_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
+        return self.unsharded_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
 
-    def whole_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Runs the product of an unsharded weight; a frozen weight's product saves no input."""
+    def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
         output = self.new_tensor(rows, weight.shape[0])
@@ -422,8 +424,8 @@ class LinearKernels(RankKernels):
         return output
 
 
-def is_divided(axis: Axis | Beside) -> bool:
+def is_divided(axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
-    if isinstance(axis, Beside):
+    if isinstance(axis, JoinedShapes):
         return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

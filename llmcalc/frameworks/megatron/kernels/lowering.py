@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ....algebra import Number
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
@@ -101,6 +101,22 @@ GATHER_BUFFER = "gather buffer"
 """Key of the buffer that gathered tensors share, in `PersistentTensors.shared`."""
 
 
+def detached_argument(
+    autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, saved_argument: Tensor | None
+) -> Tensor:
+    """Returns a detached argument of a recomputed function, whose gradient is stored in `argument_gradients`."""
+    assert saved_argument is not None
+    argument = saved_argument.detached()
+
+    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        argument_gradients[i] = output_gradient
+        return (None,)
+
+    leaf = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
+    argument.node = Node(autograd_graph, "argument", (leaf,), store_gradient)
+    return argument
+
+
 class PersistentTensors:
     """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
 
@@ -150,38 +166,38 @@ class PersistentTensors:
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _keep_workspace(self, operation_name: str, size: Number) -> None:
+    def _keep_workspace(self, operation_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `operation_name` on first use."""
-        if size and operation_name not in self.workspaces:
+        if workspace_bytes and operation_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
-                self.workspaces[operation_name] = Storage(self.meter, size)
+                self.workspaces[operation_name] = Storage(self.meter, workspace_bytes)
             self.shared[operation_name] = [self.workspaces[operation_name].block]
 
-    def grow_gather_buffer(self, size: Number) -> None:
-        """Enlarges the all-gather buffer to at least `size` bytes; it never shrinks (`GlobalMemoryBuffer`)."""
-        if self.gather_buffer is None or self.gather_buffer.bytes < size:
+    def grow_gather_buffer(self, buffer_bytes: Number) -> None:
+        """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
+        if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with counted_as(self.meter, "communication"):
-                self.gather_buffer = Storage(self.meter, size)
+                self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
-    def defers_gradient(self, limit: int | None) -> bool:
+    def defers_gradient(self, most_deferred: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
 
-        limit: `RankChoices.wgrad_deferral_limit`.
+        most_deferred: `RankChoices.wgrad_deferral_limit`.
         """
-        return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
+        return most_deferred is not None and (most_deferred == 0 or len(self.deferred_gradients) < most_deferred)
 
-    def drain(self, ranks: int) -> None:
+    def drain_deferred_gradients(self, ranks: int) -> None:
         """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
 
         Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
-        for i in range(len(self.deferred_gradients)):
+        for layer_index in range(len(self.deferred_gradients)):
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
-            name, size = f"mpu_{i % 2}", layer_input.bytes * ranks
-            if ranks > 1 and name not in self.drain_buffers:
+            buffer_name, buffer_bytes = f"mpu_{layer_index % 2}", layer_input.bytes * ranks
+            if ranks > 1 and buffer_name not in self.drain_buffers:
                 with counted_as(self.meter, "communication"):
-                    self.drain_buffers[name] = Storage(self.meter, size)
+                    self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
     def keep_causal_mask(self, tokens: Number) -> None:
@@ -308,14 +324,14 @@ class RankKernels(Lowering):
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
-    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created on first use."""
-        if key not in self.weights:
+        if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
-            self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
+            self.weights[parameter_key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
             is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
-            self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, is_fp8))
-        return self.weights[key]
+            self.ordered_parameters.append(Parameter(parameter_key, tensor, self.in_expert, self.role, is_fp8))
+        return self.weights[parameter_key]
 
     @property
     def runs_in_fp8(self) -> bool:
@@ -342,7 +358,7 @@ class RankKernels(Lowering):
             return
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
-        def run(arguments: Sequence[Tensor]) -> Tensor:
+        def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
@@ -357,7 +373,7 @@ class RankKernels(Lowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.checkpoint(run, [self.tensor_of(module_input)])
+        output = self.checkpoint(run_module, [self.tensor_of(module_input)])
         if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
         self.bind(module_output, output)
@@ -368,22 +384,22 @@ class RankKernels(Lowering):
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        start, module_scope = len(self.ordered_parameters), module_call.scope
+        first, module_scope = len(self.ordered_parameters), module_call.scope
         super()._module(module_call)
-        parameters = self.ordered_parameters[start:]
+        parameters = self.ordered_parameters[first:]
         if not parameters and not self.later_parameters:
             return
-        kind = module_scope.about.get("kind")
+        module_kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
-            self.ordered_parameters[start:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
-        elif kind == "shared_expert":
+            self.ordered_parameters[first:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
+        elif module_kind == "shared_expert":
             self.later_parameters += parameters
-            del self.ordered_parameters[start:]
-        elif kind == "pooler":
+            del self.ordered_parameters[first:]
+        elif module_kind == "pooler":
             pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
             self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
-            del self.ordered_parameters[start:]
-        elif kind in ("experts", "lm_head") and module_scope.argument is not None:
+            del self.ordered_parameters[first:]
+        elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 
@@ -426,12 +442,12 @@ class RankKernels(Lowering):
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
-        """Copies a tensor into another order or to other ranks; the backward pass copies the gradient back."""
+        """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
         new, input_shape = self.graph.new_tensor, x.shape
         return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a function and saves only its arguments; the backward pass recomputes it.
+        """Runs a function that saves only its arguments, and is recomputed in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
@@ -444,25 +460,14 @@ class RankKernels(Lowering):
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
-
-            def detached_argument(i: int) -> Tensor:
-                """Returns a saved argument, detached, whose gradient is stored."""
-                saved_argument = saved_tensors[i]
-                assert saved_argument is not None
-                argument = saved_argument.detached()
-
-                def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-                    argument_gradients[i] = output_gradient
-                    return (None,)
-
-                argument.node = Node(
-                    autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
-                )
-                return argument
-
             enabled, autograd_graph.enabled = autograd_graph.enabled, True
             outer_place = autograd_graph.meter.place
-            output = compute([detached_argument(i) for i in range(len(saved_tensors))])
+            output = compute(
+                [
+                    detached_argument(autograd_graph, argument_gradients, i, saved_tensor)
+                    for i, saved_tensor in enumerate(saved_tensors)
+                ]
+            )
             backward(autograd_graph, output, output_gradient)
             autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
@@ -508,13 +513,13 @@ class RankKernels(Lowering):
         """Allocates a norm's statistics, one fp32 number per row."""
         return self.graph.new_tensor((rows, 1), FLOAT32)
 
-    def extent(self, shape: Any) -> Number:
+    def element_count(self, shape: Any) -> Number:
         """Returns the number of elements of a shape on this rank."""
-        return extent(shape)
+        return element_count(shape)
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
-    """Yields a module's operations without submodules; of alternative branches, the first."""
+    """Yields a module's operations without submodules, and of alternative branches the first."""
     for item in module_scope.items:
         if isinstance(item, Step):
             yield item

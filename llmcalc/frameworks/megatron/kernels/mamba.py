@@ -100,7 +100,7 @@ class MambaKernels(LatentKernels):
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
-        ranks, rows = self.rank_choices.cp, x.shape[0]
+        cp_ranks, rows = self.rank_choices.cp, x.shape[0]
         parts_of_tensor = self.t.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
@@ -108,7 +108,7 @@ class MambaKernels(LatentKernels):
             width = part_widths[i] * (group_copies if i in (2, 3) else 1)
             if width != part_widths[i]:
                 tensor_part = self.copy_reordered("repeat", tensor_part, (rows, width))
-            grouped_by_rank = self.copy_reordered("cat", tensor_part, (rows * ranks, exact_div(width, ranks)))
+            grouped_by_rank = self.copy_reordered("cat", tensor_part, (rows * cp_ranks, exact_div(width, cp_ranks)))
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del parts_of_tensor

@@ -17,7 +17,7 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, operation: Step) -> None:
-        """Splits a latent vector into views; heads stay whole, since one kernel reads all parts together."""
+        """Splits a latent vector into views, but no heads, whose parts one kernel reads together."""
         x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
             for output, view in zip(
@@ -50,18 +50,18 @@ class LatentKernels(ExpertKernels):
         if len(operation.ins) != 2:
             raise self.unsupported("no kernels for joining these values", operation.name)
         first_value, second_value = operation.ins
-        x, y = self.tensor_of(first_value), self.tensor_of(second_value)
-        if x is y:
-            self.bind(operation.outs[0], self._rotate_query(x))
+        first_part, second_part = self.tensor_of(first_value), self.tensor_of(second_value)
+        if first_part is second_part:
+            self.bind(operation.outs[0], self._rotate_query(first_part))
             return
         if len(operation.outs[0].axes) == 1:
-            self.bind(operation.outs[0], self.t.cat([x, y]))
+            self.bind(operation.outs[0], self.t.cat([first_part, second_part]))
             return
         if first_value.of is None or id(first_value.of) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
         other_parts = [output for output in self.split_parts.pop(id(first_value.of)) if output is not first_value]
-        key, value = self._assemble_key_and_value(x, y, operation.outs[0], other_parts[0])
-        del x, y
+        key, value = self._assemble_key_and_value(first_part, second_part, operation.outs[0], other_parts[0])
+        del first_part, second_part
         self.forget(first_value.of.storage)
         for output in other_parts:
             self.bind(output, value)

@@ -14,7 +14,7 @@ from ....flow.value import Value
 from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
 from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
-from .lowering import Gradients, SavedTensors, UncountedMeter
+from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseKernels
 
 Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -54,7 +54,7 @@ class DiscardedOutputs:
         enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         self.recomputed = self.run(
-            [_detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+            [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
         autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
@@ -78,21 +78,6 @@ class DiscardedOutputs:
         del end_tensor
         autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
-
-
-def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
-    """Returns a detached argument whose gradient is stored in `argument_gradients`."""
-    argument = x.detached()
-
-    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-        """Stores the gradient of a recomputed part's argument."""
-        argument_gradients[i] = output_gradient
-        return (None,)
-
-    argument.node = Node(
-        autograd_graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
-    )
-    return argument
 
 
 class DiscardedKernels(SparseKernels):
@@ -150,9 +135,9 @@ class DiscardedKernels(SparseKernels):
             return
         value, module_path = operation.ins[0], self.module_path()
         x = self.tensor_read_by(operation, value)
-        count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
+        row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
         outputs, discarded = self.run_discardable(
-            lambda xs: [self.norm(xs[0], operation, module_path, count)], [x], input_storage_id=id(value.storage)
+            lambda xs: [self.norm(xs[0], operation, module_path, row_count)], [x], input_storage_id=id(value.storage)
         )
         del x
         if discarded is not None:
@@ -188,13 +173,13 @@ class DiscardedKernels(SparseKernels):
             return
         width = operation.outs[0].width
 
-        def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        def run_activation(xs: Sequence[Tensor]) -> list[Tensor]:
             x, probs = xs
             if self.rank_choices.weighted_activation:
                 return [self.weighted_glu(x, probs, width)]
             return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
-        self._run_discardable_activation(operation, run, self.tensor_read_by(operation, operation.ins[0]))
+        self._run_discardable_activation(operation, run_activation, self.tensor_read_by(operation, operation.ins[0]))
 
     def do_mul(self, operation: Step) -> None:
         """Runs a gated activation, with optional recomputation in the backward pass."""
@@ -204,13 +189,13 @@ class DiscardedKernels(SparseKernels):
         gate = self.gate_and_up(operation)
         width = operation.outs[0].width
 
-        def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        def run_gated_activation(xs: Sequence[Tensor]) -> list[Tensor]:
             x, probs = xs
             if self.rank_choices.bias_activation:
                 return [self.weighted_glu(x, probs, width)]
             return [self.multiply_by_probabilities(self.gated_activation(x, None, width), probs)]
 
-        self._run_discardable_activation(operation, run, gate)
+        self._run_discardable_activation(operation, run_gated_activation, gate)
 
     def _run_discardable_activation(self, operation: Step, part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
@@ -231,7 +216,7 @@ class DiscardedKernels(SparseKernels):
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs a module's operations; `mla_up_proj` frees and recomputes the up-projections of latents."""
+        """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
@@ -257,25 +242,25 @@ class DiscardedKernels(SparseKernels):
             for operation in (*steps_before, *branch_items[:core_position])
             if isinstance(operation, Step) and operation not in down_steps
         ]
-        made_storages: set[int] = set()
-        values_read: dict[int, Value] = {}
+        new_storages: set[int] = set()
+        tensors_read: dict[int, Value] = {}
         for operation in up_steps:
-            values_read |= {
+            tensors_read |= {
                 id(input_value): input_value
                 for input_value in operation.ins
-                if id(input_value.storage) not in made_storages
+                if id(input_value.storage) not in new_storages
             }
-            made_storages |= {id(output.storage) for output in operation.outs}
-        early_values = {key: self.values[key] for key in values_read if key in self.values}
+            new_storages |= {id(output.storage) for output in operation.outs}
+        early_values = {key: self.values[key] for key in tensors_read if key in self.values}
         super().items(down_steps)
-        inputs = [(value, early_values.get(key) or self.tensor_of(value)) for key, value in values_read.items()]
+        inputs = [(value, early_values.get(key) or self.tensor_of(value)) for key, value in tensors_read.items()]
         early_values.clear()
         values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
         attention_inputs = attention.ins[:3]
 
-        def run(xs: Sequence[Tensor]) -> list[Tensor]:
+        def run_up_projections(xs: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
             tensors_by_value = {id(value): x for value, x in zip(values, xs, strict=True)}
@@ -287,7 +272,7 @@ class DiscardedKernels(SparseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outputs, discarded = self.run_discardable(run, tensors)
+        outputs, discarded = self.run_discardable(run_up_projections, tensors)
         del tensors
         for value in values:
             self.forget(value.storage)

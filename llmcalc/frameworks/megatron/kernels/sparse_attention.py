@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....algebra import Number, exact_div
-from ....flow.axis import Beside
+from ....flow.axis import JoinedShapes
 from ....flow.program import Alternatives, Scope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
@@ -45,12 +45,12 @@ class SparseKernels(Fp8Kernels):
         if "q_a_proj" not in operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
-            operations[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
+            operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
         branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
         kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
-        assert isinstance(kv_axes, Beside)
+        assert isinstance(kv_axes, JoinedShapes)
         latent, rope = (axis_part[0].size for axis_part in kv_axes.parts)
         heads = query_up.outs[0].axes[0].size
         nope = exact_div(query_up.outs[0].width, heads) - rope
@@ -62,15 +62,15 @@ class SparseKernels(Fp8Kernels):
         kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent, rope])
         del kv_latent_and_rope
         k_rope = self._all_gather_rows(k_rope)
-        for name in ("q_a_norm", "kv_a_norm"):
-            if name in operations:
+        for norm_name in ("q_a_norm", "kv_a_norm"):
+            if norm_name in operations:
                 normed = self.norm(
-                    query_latent if name == "q_a_norm" else kv_latent,
-                    operations[name],
+                    query_latent if norm_name == "q_a_norm" else kv_latent,
+                    operations[norm_name],
                     self.module_path(),
                     kv_latent.shape[0],
                 )
-                query_latent, kv_latent = (normed, kv_latent) if name == "q_a_norm" else (query_latent, normed)
+                query_latent, kv_latent = (normed, kv_latent) if norm_name == "q_a_norm" else (query_latent, normed)
                 del normed
         kv_latent = self._all_gather_rows(kv_latent)
         q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
@@ -266,9 +266,9 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
 
 def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> None:
     """Runs scatter_topk_into_index_mask in blocks of rows."""
-    batch, tokens, count = selected_keys.shape
-    for start in range(0, int(tokens), ROWS):
-        block_shape = (batch, min(ROWS, tokens - start), count)
+    batch, tokens, key_count = selected_keys.shape
+    for first_row in range(0, int(tokens), ROWS):
+        block_shape = (batch, min(ROWS, tokens - first_row), key_count)
         _valid, _safe, _source = (
             aten.new_tensor(block_shape, BOOL),
             aten.new_tensor(block_shape, INT64),

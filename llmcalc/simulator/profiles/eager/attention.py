@@ -7,14 +7,15 @@ from typing import Any
 
 from ....algebra import exact_div, same
 from ....components.base import BY_TORCH
-from ....evidence import compared
-from ....flow.axis import extent
+from ....evidence import kernels_compared
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....workload.derived_rows import QueryKeyPairs
 from ...lowering import Lowering
 from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
 
 
+@kernels_compared(BY_TORCH)
 class AttentionKernels(Lowering):
     """Softmax attention as in the reference implementation."""
 
@@ -24,7 +25,6 @@ class AttentionKernels(Lowering):
 
     # --- positions --------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_rope(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         has_heads = len(x.shape) == 4
@@ -32,58 +32,57 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
+        """Applies RoPE to the first dimensions of x's last axis. The axis before it has the rows."""
         aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
-        dim = spec.rotary_size(x.shape[-1])
+        rotary_dim = spec.rotary_size(x.shape[-1])
         if rotates_every_dimension is None:
-            cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
+            cos, sin = self._cos_and_sin(x.shape[-2], rotary_dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = aten.like(
                 aten.like(aten.new_tensor((x.shape[-2],), INT64))
             )
-            cos, sin = self._cos_sin(position_ids, dim, x)
-        rotates_whole_head = same(dim, x.shape[-1]) and not spec.concatenated
+            cos, sin = self._cos_sin(position_ids, rotary_dim, x)
+        rotates_whole_head = same(rotary_dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
-            return self._joined_halves(x, dim, cos, sin)
-        rotary_part = x if rotates_whole_head else aten.slice(x, dim)
-        rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._quarter_turned(rotary_part, dim), sin))
-        return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
+            return self._joined_halves(x, rotary_dim, cos, sin)
+        rotary_part = x if rotates_whole_head else aten.slice(x, rotary_dim)
+        rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._rotate_quarter(rotary_part, rotary_dim), sin))
+        return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - rotary_dim)])
 
-    def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
+    def _joined_halves(self, x: Tensor, rotary_dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
         aten = self.t
-        cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
-        left_half = aten.slice(x, dim // 2)
-        right_half = aten.slice(x, dim // 2)
-        unrotated_part = aten.slice(x, x.shape[-1] - dim)
+        cos, sin = aten.slice(cos, rotary_dim // 2), aten.slice(sin, rotary_dim // 2)
+        left_half = aten.slice(x, rotary_dim // 2)
+        right_half = aten.slice(x, rotary_dim // 2)
+        unrotated_part = aten.slice(x, x.shape[-1] - rotary_dim)
         rotated_left = aten.sub(aten.mul(left_half, cos), aten.mul(right_half, sin))
         rotated_right = aten.add(aten.mul(right_half, cos), aten.mul(left_half, sin))
         return aten.cat([rotated_left, rotated_right, unrotated_part])
 
-    def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
-        """Maps each pair (a, b) of x to (−b, a); a is in the first half of the last axis, b in the second half."""
-        return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
+    def _rotate_quarter(self, x: Tensor, rotary_dim: Any) -> Tensor:
+        """Maps each pair (a, b) of x to (−b, a), where a is in the first half of the last axis and b in the second."""
+        return self.t.cat([self.t.scale(self.t.slice(x, rotary_dim // 2), "neg"), self.t.slice(x, rotary_dim // 2)])
 
-    def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_and_sin(self, tokens: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
-        key = ("rope", tokens, dim, theta, template.dtype)
-        return self.computed_once(key, lambda: self._cos_sin(self.token_positions(tokens), dim, template))
+        table_key = ("rope", tokens, rotary_dim, theta, template.dtype)
+        return self.computed_once(table_key, lambda: self._cos_sin(self.token_positions(tokens), rotary_dim, template))
 
-    def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
-        angles = self._angle_table(positions, dim)
+    def _cos_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angle_table(positions, rotary_dim)
         angles = self.t.cat([angles, angles])
         return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
 
-    def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
+    def _angle_table(self, positions: Tensor, rotary_dim: Any) -> Tensor:
         aten = self.t
-        exponents = aten.like(aten.new_tensor((dim // 2,), FLOAT32))
+        exponents = aten.like(aten.new_tensor((rotary_dim // 2,), FLOAT32))
         return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
 
     # --- keys and values --------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_repeat(self, operation: Step) -> None:
         x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
         if isinstance(operation.ins[0].rows, QueryKeyPairs):
@@ -98,7 +97,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
-        """Repeats key heads as `repeat_kv` of transformers does; a single head becomes a view.
+        """Repeats key heads as `repeat_kv` of transformers does. A single head becomes a view.
 
         x: [batch, key heads, rows, size].
         """
@@ -106,12 +105,11 @@ class AttentionKernels(Lowering):
             return self.t.expand(x, (x.shape[0], heads, *x.shape[2:]))
         return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
-    @compared(BY_TORCH)
     def do_cache(self, operation: Step) -> None:
         if self.is_from_earlier_pass(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
-            all_rows = self._with_new(
+            all_rows = self._append_new_rows(
                 operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
             )
         if self.store is not None:
@@ -120,7 +118,7 @@ class AttentionKernels(Lowering):
         for output, tensor in zip(operation.outs, all_rows, strict=True):
             self.bind(output, tensor)
 
-    def _with_new(self, cache_name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
+    def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], kept_tokens: int | None) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and caches them for later tokens.
 
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
@@ -129,34 +127,45 @@ class AttentionKernels(Lowering):
         if self.store is None:
             return new_rows
         if self.paged:
-            return self._in_pages(cache_name, new_rows, self.cached(cache_name), limit)
-        aten, key = self.t, (*self.cache_path, cache_name)
-        rows = [[x] for x in self.store.pop(key, ())] or [[] for _ in new_rows]
+            return self._write_to_pages(cache_name, new_rows, self.cached(cache_name), kept_tokens)
+        aten, cache_key = self.t, (*self.cache_path, cache_name)
+        rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
-            if limit is None:
-                for i, new in enumerate(new_rows):
-                    rows[i] = [self._concatenate([*rows[i], new])]
-                all_rows = self.store[key] = tuple(x for (x,) in rows)
+            if kept_tokens is None:
+                for i, new_row in enumerate(new_rows):
+                    rows[i] = [self._concatenate([*rows[i], new_row])]
+                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
-                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
-                for cached, new in zip(rows, new_rows, strict=True)
+                self._concatenate(
+                    [
+                        *(
+                            aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens - 1), 1)
+                            for new_tensor in cached
+                        ),
+                        new_row,
+                    ]
+                )
+                for cached, new_row in zip(rows, new_rows, strict=True)
             )
-            self.store[key] = tuple(aten.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
+            self.store[cache_key] = tuple(
+                aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens), 1) for new_tensor in all_rows
+            )
         return all_rows
 
-    def _in_pages(
-        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, limit: int | None
+    def _write_to_pages(
+        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, kept_tokens: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {cache_name}"] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
-        cached_rows = cached_rows if limit is None else min(cached_rows, limit - 1)
+        cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
         rows = cached_rows + new_rows[0].shape[1]
-        all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
+        all_rows = [self.new_pool_tensor((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
         self.keep(
-            cache_name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows])
+            cache_name,
+            *(all_rows if kept_tokens is None else [self.t.slice(x, min(rows, kept_tokens), 1) for x in all_rows]),
         )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
@@ -172,7 +181,6 @@ class AttentionKernels(Lowering):
             return self.t.cat(rows, 1)
         return self.heads_first(self.t.cat([self.heads_first(x) for x in rows], 2))
 
-    @compared(BY_TORCH)
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
@@ -180,19 +188,19 @@ class AttentionKernels(Lowering):
         x = self.heads_first(self.tensor_of(operation.ins[0]))
         heads = output.axes[0].size
         is_query = output.axes[1:] == weight.ins
-        weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
+        weights_of_heads = aten.unflatten(
+            self.matrix(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+        )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
         self.store_tensor(output, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
         q, k = map(self.tensor_of, operation.ins)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
-    @compared(BY_TORCH)
     def do_attention(self, operation: Step) -> None:
         """Runs attention by the profile's method that is named after the attention operation."""
         name = type(operation.op).__name__
@@ -201,7 +209,6 @@ class AttentionKernels(Lowering):
             raise self.not_modelled(operation, name)
         kernel(operation)
 
-    @compared(BY_TORCH)
     def attention_AttentionCore(self, operation: Step) -> None:
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
         bias = self.tensor_of(operation.ins[3]) if operation.options["biased"] else None
@@ -241,8 +248,8 @@ class AttentionKernels(Lowering):
         window = operation.options.get("window")
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
-        key = ("mask", queries, keys, causal, window, chunk)
-        return self.computed_once(key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
+        mask_key = ("mask", queries, keys, causal, window, chunk)
+        return self.computed_once(mask_key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
 
     def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask for unfused attention scores, computed by the first layer.
@@ -254,12 +261,12 @@ class AttentionKernels(Lowering):
         if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
             return self.mask(step, queries, keys)
         window, chunk = step.options.get("window"), step.options.get("chunk")
-        key = ("added mask", queries, keys, window, chunk)
-        if key not in self.memo:
+        mask_key = ("added mask", queries, keys, window, chunk)
+        if mask_key not in self.memo:
             visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
-            self.memo[key] = self.t.new_tensor((self.run_config.batch, 1, queries, keys), self.dtype)
+            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, queries, keys), self.dtype)
             del visible_keys
-        mask: Tensor = self.memo[key]
+        mask: Tensor = self.memo[mask_key]
         return mask
 
     def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:

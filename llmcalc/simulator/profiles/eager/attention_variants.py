@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div, is_zero, minimum
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...strides import is_size_one
@@ -15,12 +15,12 @@ from ...tensor import BOOL, FLOAT32, INT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
+@kernels_compared(BY_TORCH)
 class AttentionVariantKernels(AttentionKernels):
     """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
         aten, keys, (q, k) = self.t, operation.ins[1], map(self.tensor_of, operation.ins[:2])
@@ -61,7 +61,6 @@ class AttentionVariantKernels(AttentionKernels):
         weights = aten.scale(aten.to(weights, FLOAT32))
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
-    @compared(BY_TORCH)
     def do_select(self, operation: Step) -> None:
         aten, scores = self.t, self.tensor_of(operation.ins[0])
         if operation.options["pool"] is not None:
@@ -87,7 +86,6 @@ class AttentionVariantKernels(AttentionKernels):
         last_pool_tokens = keys % pool if is_size_one(queries) else pool - 1
         return aten.cat([tokens, aten.new_tensor((batch, queries, last_pool_tokens), INT64)])
 
-    @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
@@ -116,13 +114,12 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Keeps the selected keys and values and frees the others."""
-        for value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
-            self.values.pop(id(value), None)
+        for flow_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
+            self.values.pop(id(flow_value), None)
             self.bind(output, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_select_blocks(self, operation: Step) -> None:
         """Runs the end of BlockIndexerReference.forward, from the scores, [batch, index heads, queries, keys]."""
         aten, block, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
@@ -152,7 +149,6 @@ class AttentionVariantKernels(AttentionKernels):
             ),
         )
 
-    @compared(BY_TORCH)
     def do_only_selected(self, operation: Step) -> None:
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
         aten = self.t
@@ -173,17 +169,14 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(operation.outs[0], visible_mask)
         self._bind_selected(operation, [self.heads_first(k) for k in keys])
 
-    @compared(BY_TORCH)
     def attention_BlockCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
-    @compared(BY_TORCH)
     def attention_PooledCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)
 
-    @compared(BY_TORCH)
     def do_joint_softmax(self, operation: Step) -> None:
         """Runs MergedReference.forward and CompressedAttentionReference.forward, from scores to softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
@@ -214,9 +207,9 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
-        scores = [self.tensor_of(value) for value in score_values]
-        for value in score_values:
-            self.forget(value.storage)
+        scores = [self.tensor_of(score_value) for score_value in score_values]
+        for score_value in score_values:
+            self.forget(score_value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
@@ -226,7 +219,6 @@ class AttentionVariantKernels(AttentionKernels):
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
         return mask if is_zero(other_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], other_keys), BOOL)])
 
-    @compared(BY_TORCH)
     def do_weighted(self, operation: Step) -> None:
         aten, weights, v = self.t, self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1])
         v = aten.unsqueeze(v, 1) if len(operation.ins[1].axes) < 2 else self.heads_first(v)
@@ -235,7 +227,6 @@ class AttentionVariantKernels(AttentionKernels):
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_strongest(self, operation: Step) -> None:
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
@@ -251,6 +242,5 @@ class AttentionVariantKernels(AttentionKernels):
             mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
         self.bind(operation.outs[0], mask)
 
-    @compared(BY_TORCH)
     def attention_MaskedCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

@@ -7,7 +7,7 @@ from typing import Any
 from ....algebra import Number, times
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -21,12 +21,12 @@ BY_TOKEN = ("ids", "known ids")
 """Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
 
 
+@kernels_compared(BY_TORCH)
 class BasicKernels(Lowering):
     """Kernels of the steps in most models."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_linear(self, operation: Step) -> None:
         x, output = self.flat_tensor(operation.ins[0], operation), operation.outs[0]
         bias = None
@@ -47,7 +47,6 @@ class BasicKernels(Lowering):
         """Returns the rows per sequence, the last ones, that a linear layer computes."""
         return self.run_config.new_rows(operation.outs[0].rows)
 
-    @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
         x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
@@ -72,7 +71,6 @@ class BasicKernels(Lowering):
         """Computes x·Wᵀ + b. width: the number of output features."""
         return self.t.linear(x, weight, bias)
 
-    @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
         output = operation.outs[0]
         if operation.options["by"] == "all":
@@ -93,8 +91,8 @@ class BasicKernels(Lowering):
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
             if isinstance(rows, Multiple) and rows.of in self.inputs:
-                ids = self.inputs[rows.of]
-                n_grams = self.t.new_tensor((ids.shape[0], self.run_config.new_rows(rows)), INT64)
+                token_ids = self.inputs[rows.of]
+                n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
             if rows not in self.inputs:
@@ -102,8 +100,8 @@ class BasicKernels(Lowering):
                     f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
                 )
                 raise self.unsupported(reason)
-            ids = self.inputs[rows]
-            return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
+            token_ids = self.inputs[rows]
+            return token_ids if index_kind == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
         if index_kind == "chosen" and rows is LOGITS:
             return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(rows)), INT64)
         if index_kind == "chosen":
@@ -114,19 +112,19 @@ class BasicKernels(Lowering):
         index: Tensor = local_tensors[index_kind]
         return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
 
-    @compared(BY_TORCH)
     def do_unread_table(self, operation: Step) -> None:
         self.table(operation)
 
-    @compared(BY_TORCH)
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
-        key, is_trained = (*self.module_path(), operation.name), self.adapters is None and not operation.op.frozen
+        parameter_key, is_trained = (
+            (*self.module_path(), operation.name),
+            self.adapters is None and not operation.op.frozen,
+        )
         self.store_tensor(
-            operation.outs[0], self.parameter(key, operation.op.tensors()[0].shape, self.dtype, is_trained)
+            operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
         )
 
-    @compared(BY_TORCH)
     def do_buffer(self, operation: Step) -> None:
         self.store_tensor(
             operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
@@ -134,16 +132,19 @@ class BasicKernels(Lowering):
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
-        value, normed_shape, heads = operation.ins[0], operation.options["over"], getattr(operation.op, "heads", None)
-        x = self.tensor_of(value)
-        is_heads_first = heads is not None or self.norms_heads_first(value, normed_shape)
+        flow_value, normed_shape, heads = (
+            operation.ins[0],
+            operation.options["over"],
+            getattr(operation.op, "heads", None),
+        )
+        x = self.tensor_of(flow_value)
+        is_heads_first = heads is not None or self.norms_heads_first(flow_value, normed_shape)
         if is_heads_first:
             x = self.t.transpose(x, 1, 2)
         elif len(normed_shape) > 1:
-            x = self.flat_tensor(value)
+            x = self.flat_tensor(flow_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         groups, shape_source = operation.options.get("groups"), operation.options.get("like")
         module, name = (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
@@ -151,7 +152,7 @@ class BasicKernels(Lowering):
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
-    def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
+    def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
         return False
 
@@ -192,7 +193,6 @@ class BasicKernels(Lowering):
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         if operation.options["float32"]:
@@ -245,15 +245,12 @@ class BasicKernels(Lowering):
         """Computes x³, under autocast possibly in float32."""
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
-    @compared(BY_TORCH)
     def do_flat(self, operation: Step) -> None:
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
-    @compared(BY_TORCH)
     def do_scale(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0])))
 
-    @compared(BY_TORCH)
     def do_split(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
         shapes = [self.shape(output) for output in operation.outs]
@@ -267,11 +264,10 @@ class BasicKernels(Lowering):
         for output, view in zip(operation.outs, part_tensors, strict=True):
             self.store_tensor(output, view)
 
-    @compared(BY_TORCH)
     def do_cat(self, operation: Step) -> None:
         xs = list(map(self.tensor_of, operation.ins))
         shape = self.shape(operation.outs[0])
-        axis = self._joined_along(xs, shape)
+        axis = self._concatenation_axis(xs, shape)
         if axis is None:
             xs = [self.flat_tensor(input_value) for input_value in operation.ins]
             axis = -1
@@ -287,7 +283,7 @@ class BasicKernels(Lowering):
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
         shape = list(xs[0].shape)
         shape[axis] = sum(x.shape[axis] for x in xs)
-        return self.in_pool(tuple(shape), xs[0].dtype)
+        return self.new_pool_tensor(tuple(shape), xs[0].dtype)
 
     def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
@@ -296,7 +292,7 @@ class BasicKernels(Lowering):
         head_rows = self.t.unsqueeze(x, 1)
         return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
-    def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
+    def _concatenation_axis(self, xs: list[Tensor], shape: Any) -> int | None:
         """Returns the axis along which the inputs are concatenated to the result; None without one."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
@@ -304,7 +300,6 @@ class BasicKernels(Lowering):
                 return axis
         return None
 
-    @compared(BY_TORCH)
     def do_core(self, operation: Step) -> None:
         """Runs a matrix product or a scan by the profile's method that is named after the operation."""
         name = type(operation.op).__name__
@@ -313,7 +308,6 @@ class BasicKernels(Lowering):
             raise self.not_modelled(operation, name)
         kernel(operation)
 
-    @compared(BY_TORCH)
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:
@@ -350,7 +344,7 @@ class BasicKernels(Lowering):
         return self.cross_entropy(flat_logits, labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Computes cross-entropy of logits [tokens, vocabulary]; under autocast in float32 (autocast_mode.h)."""
+        """Computes cross-entropy of logits [tokens, vocabulary], under autocast in float32 (autocast_mode.h)."""
         aten = self.t
         float_logits = logits if self.graph.autocast is None else aten.to(logits, FLOAT32)
         return aten.nll_loss(aten.log_softmax(float_logits), labels)

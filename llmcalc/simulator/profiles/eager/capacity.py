@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ....components.base import BY_TORCH
-from ....evidence import compared
-from ....flow.axis import extent
+from ....evidence import kernels_compared
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.value import Value
 from ....workload.expert_capacity import expert_rows
@@ -13,17 +13,17 @@ from ...tensor import Tensor
 from .experts import ExpertKernels
 
 
+@kernels_compared(BY_TORCH)
 class CapacityKernels(ExpertKernels):
     """Experts as in the reference with `expert_capacity`."""
 
-    def store_tensor(self, value: Value, tensor: Tensor) -> None:
-        """Assigns a tensor to a value; rows of experts keep the shape [experts, rows, width]."""
-        if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
-            self.bind(value, tensor)
+    def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
+        """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
+        if self.choices.capacity is not None and isinstance(flow_value.rows, Routed) and len(tensor.shape) == 3:
+            self.bind(flow_value, tensor)
         else:
-            super().store_tensor(value, tensor)
+            super().store_tensor(flow_value, tensor)
 
-    @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""
         factor, x = self.choices.capacity, operation.ins[0]
@@ -44,13 +44,11 @@ class CapacityKernels(ExpertKernels):
         rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
         self.bind(operation.outs[0], aten.unflatten(rows, 0, local_tensors["weight"].shape))
 
-    @compared(BY_TORCH)
     def do_to_tokens(self, operation: Step) -> None:
         if self.choices.capacity is not None:
             raise self.unsupported("experts inside attention have no capacity; expected --moe dropless")
         super().do_to_tokens(operation)
 
-    @compared(BY_TORCH)
     def do_experts(self, operation: Step) -> None:
         if self.choices.capacity is None:
             super().do_experts(operation)
@@ -59,7 +57,7 @@ class CapacityKernels(ExpertKernels):
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
         t, experts, rows = self.t, *self.expert_row_index("weight").shape
         x = self._by_expert(self.tensor_of(operation.ins[0]), experts, rows)
-        outputs, inputs = extent(operation.outs[0].axes), x.shape[-1]
+        outputs, inputs = element_count(operation.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
         y = t.matmul(x, t.transpose(weight, 1, 2))
         if operation.options["bias"]:
@@ -70,7 +68,6 @@ class CapacityKernels(ExpertKernels):
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
 
-    @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
         if self.choices.capacity is None:
             super().do_combine(operation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -13,14 +13,13 @@ from ...tensor import FLOAT32, INT64, Tensor
 from .basic import BasicKernels
 
 
+@kernels_compared(BY_TORCH)
 class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 
-    @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.add(*self._align_axes(operation)))
 
-    @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
         a, b = self._align_axes(operation)
         product, dtype = self.t.mul(a, b), a.dtype
@@ -30,11 +29,9 @@ class ElementwiseKernels(BasicKernels):
             product = self.t.to(product, dtype)
         self.store_tensor(operation.outs[0], product)
 
-    @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.sub(*self._align_axes(operation)))
 
-    @compared(BY_TORCH)
     def do_div(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.div(*self._align_axes(operation)))
 
@@ -46,51 +43,47 @@ class ElementwiseKernels(BasicKernels):
             operation.ins[1], b, axes, most_axes
         )
 
-    def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+    def _align_axes_of(self, flow_value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
         """Returns x with size 1 along axes that the value does not have."""
-        if value.rows is ONCE and value.axes:
+        if flow_value.rows is ONCE and flow_value.axes:
             for axis in reversed(axes):
-                if axis in value.axes:
+                if axis in flow_value.axes:
                     break
                 x = self.t.unsqueeze(x, -1)
             return x
-        if value.rows is ONCE or len(value.axes) == len(axes):
+        if flow_value.rows is ONCE or len(flow_value.axes) == len(axes):
             return x
-        value_axes, leading_axes = list(value.axes), len(x.shape) - len(value.axes)
+        value_axes, leading_axes = list(flow_value.axes), len(x.shape) - len(flow_value.axes)
         missing_axes = [
             i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(value.axes), most_axes - leading_axes))
+            missing_axes = list(range(len(flow_value.axes), most_axes - leading_axes))
         for i in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + i)
         return x
 
-    @compared(BY_TORCH)
     def do_plus(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.add_number(self.tensor_of(operation.ins[0])))
 
-    @compared(BY_TORCH)
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        value, output = operation.ins[0], operation.outs[0]
-        (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in output.axes]
+        flow_value, output = operation.ins[0], operation.outs[0]
+        (summed_axis,) = [i for i, axis in enumerate(flow_value.axes) if axis not in output.axes]
         reduction = self.t.mean if operation.options["mean"] else self.t.sum
-        x = self.tensor_of(value)
-        self.store_tensor(output, reduction(x, len(x.shape) - len(value.axes) + summed_axis, keepdim=False))
+        x = self.tensor_of(flow_value)
+        self.store_tensor(output, reduction(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         output = operation.outs[0]
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
-    @compared(BY_TORCH)
     def do_in_format_of(self, operation: Step) -> None:
-        x, value = map(self.tensor_of, operation.ins)
-        self.bind(operation.outs[0], self.t.to(value, x.dtype))
+        x, template_value = map(self.tensor_of, operation.ins)
+        self.bind(operation.outs[0], self.t.to(template_value, x.dtype))
 
     def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
         aten, positions = self.t, self.t.new_tensor((rows,), INT64)
@@ -102,7 +95,6 @@ class ElementwiseKernels(BasicKernels):
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if operation.options["kind"] == "xielu":
             self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))

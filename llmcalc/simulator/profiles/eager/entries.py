@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ....algebra import Number, exact_div, is_zero, minimum
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import EntryCache
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
+@kernels_compared(BY_TORCH)
 class EntryKernels(AttentionVariantKernels):
     """Compressed attention as in the reference, line by line."""
 
-    @compared(BY_TORCH)
     def do_windows(self, operation: Step) -> None:
         aten, x, output = self.t, self.tensor_of(operation.ins[0]), operation.outs[0]
         shape = self.shape(output)
@@ -29,7 +29,6 @@ class EntryKernels(AttentionVariantKernels):
             output, aten.unflatten(x if x.shape[1] == window_rows else aten.slice(x, window_rows, 1), 1, shape[1:3])
         )
 
-    @compared(BY_TORCH)
     def do_weighted_mean(self, operation: Step) -> None:
         aten, (values, gate) = self.t, map(self.tensor_of, operation.ins)
         self.store_tensor(
@@ -37,28 +36,27 @@ class EntryKernels(AttentionVariantKernels):
             aten.sum(aten.mul(values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), values.dtype)), 2),
         )
 
-    @compared(BY_TORCH)
     def do_with_rest(self, operation: Step) -> None:
         rows = list(map(self.tensor_of, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached_tensors is not None:
             rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], rows, strict=True)]
-        for value, output, tensor in zip(operation.ins, operation.outs, rows, strict=True):
-            self.values.pop(id(value))
+        for flow_value, output, tensor in zip(operation.ins, operation.outs, rows, strict=True):
+            self.values.pop(id(flow_value))
             self.bind(output, tensor)
 
-    @compared(BY_TORCH)
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
+        aten, (flow_value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
         assert isinstance(operation.op, EntryCache)
         remaining_rows, rate = [self.tensor_of(row) for row in rows], operation.op.rate
-        new_entries = None if self.is_from_earlier_pass(value) else self.tensor_of(value)
+        new_entries = None if self.is_from_earlier_pass(flow_value) else self.tensor_of(flow_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
                 aten.new_tensor(
-                    (self.run_config.batch, 0, value.width), remaining_rows[0].dtype if remaining_rows else self.dtype
+                    (self.run_config.batch, 0, flow_value.width),
+                    remaining_rows[0].dtype if remaining_rows else self.dtype,
                 )
                 if cached_entries is None
                 else cached_entries
@@ -66,10 +64,9 @@ class EntryKernels(AttentionVariantKernels):
         else:
             entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
         self.keep(operation.name, entries, *(aten.slice(x, x.shape[1] % rate, 1) for x in remaining_rows))
-        self.values.pop(id(value), None)
+        self.values.pop(id(flow_value), None)
         self.bind(operation.outs[0], entries)
 
-    @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, entries) = self.t, map(self.tensor_of, operation.ins)
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
@@ -78,23 +75,24 @@ class EntryKernels(AttentionVariantKernels):
         entry_positions = aten.unsqueeze(aten.new_tensor((entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
-    @compared(BY_TORCH)
     def do_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
-    @compared(BY_TORCH)
     def do_candidates(self, operation: Step) -> None:
         """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
+        blocks, block_size, block_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
-            offsets = aten.new_tensor((size,), INT64)
-            own_count = count - (count - 1) // size * size
+            offsets = aten.new_tensor((block_size,), INT64)
+            own_block_count = block_count - (block_count - 1) // block_size * block_size
             in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), offsets)
             in_blocks = aten.flatten(in_blocks, 1)
-            candidate_slices = [aten.slice(in_blocks, own_count), aten.slice(in_blocks, in_blocks.shape[-1] - size)]
+            candidate_slices = [
+                aten.slice(in_blocks, own_block_count),
+                aten.slice(in_blocks, in_blocks.shape[-1] - block_size),
+            ]
             positions = aten.cat(candidate_slices)
             del in_blocks, candidate_slices
             positions = aten.sort(positions)[0]
@@ -104,9 +102,9 @@ class EntryKernels(AttentionVariantKernels):
             self.bind(operation.outs[0], gathered)
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
-        blocks_of_all = -(-count // size)
+        blocks_of_all = -(-block_count // block_size)
         in_blocks = aten.new_tensor((*blocks.shape[:2], blocks_of_all), BOOL)
-        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), size, 2), count)
+        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), block_size, 2), block_count)
         self.bind(operation.outs[0], keys)
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
@@ -115,14 +113,13 @@ class EntryKernels(AttentionVariantKernels):
         aten, (batch, tokens, entries) = self.t, masked_scores.shape
         blocks_of_all = -(-entries // size)
         padded = aten.pad(masked_scores, blocks_of_all * size)
-        best = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
+        block_maxima = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
         del padded
         blocks_of_tokens = aten.like(self.token_positions(tokens))
-        best = aten.scatter(best, blocks_of_tokens)
-        ranked = aten.sort(best)[1]
-        self.memo["candidate blocks"] = aten.slice(ranked, minimum(blocks_of_all, count))
+        block_maxima = aten.scatter(block_maxima, blocks_of_tokens)
+        ranked_blocks = aten.sort(block_maxima)[1]
+        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, count))
 
-    @compared(BY_TORCH)
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
         aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
@@ -143,7 +140,6 @@ class EntryKernels(AttentionVariantKernels):
             top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
         self.bind(operation.outs[0], top_entries)
 
-    @compared(BY_TORCH)
     def do_among(self, operation: Step) -> None:
         aten, (visible_mask, chosen_entries, entries) = self.t, map(self.tensor_of, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
@@ -160,7 +156,6 @@ class EntryKernels(AttentionVariantKernels):
         )
         self.bind(operation.outs[0], aten.unsqueeze(aten.like(visible_mask, selected_mask), 1))
 
-    @compared(BY_TORCH)
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....components.base import BY_TORCH
-from ....evidence import compared
-from ....flow.axis import extent
+from ....evidence import kernels_compared
+from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
@@ -27,6 +27,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 """The linear layers of gated experts that read the experts' input."""
 
 
+@kernels_compared(BY_TORCH)
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
@@ -41,7 +42,6 @@ class ExpertKernels(Lowering):
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_route(self, operation: Step) -> None:
         aten, options = self.t, operation.options
         inputs = dict(zip(options["beside"], operation.ins[1:], strict=True))
@@ -56,14 +56,14 @@ class ExpertKernels(Lowering):
                 expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
             else:
                 expert_indices = self.top_experts(scores, options["top_k"], inputs.get("correction"))
-            weights = self.weights_of(scores, expert_indices)
+            weights = self.weights_of_experts(scores, expert_indices)
             if "scale" in inputs:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs["scale"]), expert_indices))
             if options["skip"]:
                 is_skipped = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
-        for value, x in zip(operation.outs, (weights, expert_indices), strict=True):
-            self.store_tensor(value, x)
+        for flow_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
+            self.store_tensor(flow_value, x)
 
     def router_scores(self, logits: Tensor, scoring: str) -> Tensor:
         """Converts logits to scores, in float32."""
@@ -79,14 +79,13 @@ class ExpertKernels(Lowering):
         """Returns the experts with the highest corrected scores."""
         return self.t.topk(scores if correction is None else self.t.add(scores, self.tensor_of(correction)), top_k)[1]
 
-    def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
+    def weights_of_experts(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
         chosen_scores = self.t.gather(scores, expert_indices)
         if expert_indices.shape[-1] != 1:
             return self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
         return chosen_scores
 
-    @compared(BY_TORCH)
     def do_product_keys(self, operation: Step) -> None:
         aten, grid_side = self.t, operation.options["side"].size
         rows, columns = aten.split(
@@ -98,9 +97,8 @@ class ExpertKernels(Lowering):
         self.store_tensor(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
         self.store_tensor(operation.outs[1], top_indices)
 
-    @compared(BY_TORCH)
     def do_carry(self, operation: Step) -> None:
-        x, key = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
+        x, carried_name = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
         if len(operation.ins) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
@@ -112,14 +110,13 @@ class ExpertKernels(Lowering):
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
             )
-        if len(operation.ins) > 1 and key in self.memo:
-            x = self.t.add(x, self.t.mul(self.memo[key], self.tensor_of(operation.ins[1])))
-        self.memo[key] = x
+        if len(operation.ins) > 1 and carried_name in self.memo:
+            x = self.t.add(x, self.t.mul(self.memo[carried_name], self.tensor_of(operation.ins[1])))
+        self.memo[carried_name] = x
         self.store_tensor(operation.outs[0], x)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
@@ -145,13 +142,11 @@ class ExpertKernels(Lowering):
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
-    @compared(BY_TORCH)
     def do_to_tokens(self, operation: Step) -> None:
-        value = operation.ins[0]
-        x = self.by_row(self.tensor_read_by(operation, value), len(value.axes))
+        flow_value = operation.ins[0]
+        x = self.by_row(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
         self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
-    @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
         """Sums the weighted expert outputs of each token.
 
@@ -186,34 +181,36 @@ class ExpertKernels(Lowering):
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
         x = self.by_row(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
-        inputs, outputs = x.shape[1], extent(output.axes)
-        for size in (inputs, outputs):
-            if isinstance(size, int) and size * x.dtype.bytes % ALIGNED:
+        inputs, outputs = x.shape[1], element_count(output.axes)
+        for row_width in (inputs, outputs):
+            if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
                 raise self.unsupported(
-                    f"{size} elements of {x.dtype} are {size * x.dtype.bytes} bytes; a grouped product requires a "
-                    f"multiple of {ALIGNED}",
+                    f"{row_width} elements of {x.dtype} are {row_width * x.dtype.bytes} bytes; a grouped product "
+                    f"requires a multiple of {ALIGNED}",
                     operation.name,
                 )
-        steps = self._run_with(operation)
-        if operation is not steps[0]:
+        linear_steps = self._linear_steps_run_with(operation)
+        if operation is not linear_steps[0]:
             return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, operation.options["identities"])
-        if len(steps) > 1:
+        if len(linear_steps) > 1:
             if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
-                weights = [self.expert_weight(operation, (experts, outputs * len(steps), inputs), len(steps))]
+                weights = [
+                    self.expert_weight(operation, (experts, outputs * len(linear_steps), inputs), len(linear_steps))
+                ]
             else:
                 weights = [
-                    self.slices_of_experts(item, self.expert_weight(item, (experts, outputs, inputs))) for item in steps
+                    self.slices_of_experts(linear_step, self.expert_weight(linear_step, (experts, outputs, inputs)))
+                    for linear_step in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
-            for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
-                self.store_tensor(item.outs[0], y)
+            for linear_step, y in zip(linear_steps, aten.split(product, [outputs] * len(linear_steps)), strict=True):
+                self.store_tensor(linear_step.outs[0], y)
             return
         weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, outputs, inputs)))
         if x.dtype is not weight.dtype:
@@ -248,7 +245,7 @@ class ExpertKernels(Lowering):
 
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
-    def _run_with(self, step: Step) -> list[Step]:
+    def _linear_steps_run_with(self, step: Step) -> list[Step]:
         """Returns the experts' linear layers that run as one product with this step, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
@@ -256,16 +253,16 @@ class ExpertKernels(Lowering):
         is_fused = self.choices.like_classes if self.adapters is None else self.adapters.experts
         if not is_fused or step.name not in GATE_AND_UP:
             return [step]
-        steps = [
-            item
-            for item in self.frames[-1].scope.items
-            if isinstance(item, Step)
-            and item.verb == "experts"
-            and item.name in GATE_AND_UP
-            and item.ins[0] is step.ins[0]
-            and not item.options["bias"]
+        linear_steps = [
+            scope_item
+            for scope_item in self.frames[-1].scope.items
+            if isinstance(scope_item, Step)
+            and scope_item.verb == "experts"
+            and scope_item.name in GATE_AND_UP
+            and scope_item.ins[0] is step.ins[0]
+            and not scope_item.options["bias"]
         ]
-        return steps if len(steps) == len(GATE_AND_UP) else [step]
+        return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [step]
 
     def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
@@ -279,13 +276,11 @@ class ExpertKernels(Lowering):
         group_ends: Tensor = local_tensors["ends"]
         return group_ends
 
-    @compared(BY_TORCH)
     def core_IdentityExperts(self, operation: Step) -> None:
         rows, y = (self.by_row(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
         identity = self.frames[-1].local_tensors["identity"]
         self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
-    @compared(BY_TORCH)
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""
         aten, op, (x, expert_indices) = self.t, operation.op, operation.ins

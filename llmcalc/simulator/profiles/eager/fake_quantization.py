@@ -37,17 +37,17 @@ class FakeQuantizationKernels(BasicKernels):
         if columns % scheme.group_size:
             return x, weight
         group_size, path = scheme.group_size, (*self.module_path(), operation.name)
-        x = self._rounded(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
+        x = self._round_by_groups(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
         grouped_shape = (rows, columns) if group_size == columns else (rows, columns // group_size, group_size)
-        return x, self._rounded(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
+        return x, self._round_by_groups(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
 
-    def _rounded(self, x: Tensor, grouped_shape: Shape, quantizer: Path, is_symmetric: bool) -> Tensor:
-        """Returns x rounded in groups along the last axis of a shape; the quantizer's module keeps scales."""
+    def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer: Path, is_symmetric: bool) -> Tensor:
+        """Returns x rounded in groups along the last axis of a shape. The quantizer's module keeps scales."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer] = scales
         scale, zero_point = (self.t.unsqueeze(tensor, -1) for tensor in scales)
-        codes = self._codes(x, grouped_shape, scale, zero_point)
-        return self._decoded(codes, grouped_shape, scale, zero_point, x)
+        codes = self._quantized_codes(x, grouped_shape, scale, zero_point)
+        return self._decode_codes(codes, grouped_shape, scale, zero_point, x)
 
     def _new_scales(self, x: Tensor, shape: Shape, is_symmetric: bool) -> tuple[Tensor, Tensor]:
         """Returns scale and zero point of each group in float32 (`_choose_qparams_affine`)."""
@@ -67,28 +67,27 @@ class FakeQuantizationKernels(BasicKernels):
                 zero_point = aten.like(zero_point)
             return aten.to(scale, FLOAT32), aten.to(zero_point, FLOAT32)
 
-    def _codes(self, x: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor) -> Tensor:
+    def _quantized_codes(self, x: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor) -> Tensor:
         """Returns the integers of x, in float32 (`_quantize_affine_no_dtype_cast`)."""
         aten = self.t
         codes = aten.clamp(
-            aten.add(
-                self._round(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))),
-                zero_point,
-            ),
+            aten.add(self._round_to_integers(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))), zero_point),
             both=True,
         )
         return aten.reshape(codes, x.shape)
 
-    def _decoded(self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, like: Tensor) -> Tensor:
-        """Returns the values of integers in the number format of `like` (`_dequantize_affine_no_dtype_check`)."""
+    def _decode_codes(
+        self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, template: Tensor
+    ) -> Tensor:
+        """Returns the values of integers in the number format of `template` (`_dequantize_affine_no_dtype_check`)."""
         aten = self.t
         grouped_codes = aten.reshape(codes, grouped_shape)
-        decoded = aten.copy(grouped_codes) if codes.dtype is like.dtype else aten.to(grouped_codes, like.dtype)
-        decoded = aten.sub(decoded, aten.to(zero_point, like.dtype))
+        decoded = aten.copy(grouped_codes) if codes.dtype is template.dtype else aten.to(grouped_codes, template.dtype)
+        decoded = aten.sub(decoded, aten.to(zero_point, template.dtype))
         decoded = aten.mul(decoded, scale)
-        return aten.to(aten.reshape(decoded, like.shape), like.dtype)
+        return aten.to(aten.reshape(decoded, template.shape), template.dtype)
 
-    def _round(self, x: Tensor) -> Tensor:
+    def _round_to_integers(self, x: Tensor) -> Tensor:
         """Rounds x, whose gradient is that of the result (`_Round`)."""
 
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:

@@ -8,7 +8,7 @@ from typing import Any
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import Witness, by_source, by_torch, compared
+from ....evidence import Witness, by_source, by_torch, compared, kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -46,12 +46,13 @@ ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
 
 
+@kernels_compared(BY_TORCH)
 class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
-    def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
+    def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes.
 
         The classes of transformers norm queries and keys before they are stored heads first.
@@ -60,9 +61,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return (
             is_fused
             and not self.choices.like_classes
-            and len(value.axes) == 2
+            and len(flow_value.axes) == 2
             and len(normed_shape) == 1
-            and value.axes[0].name in HEADS
+            and flow_value.axes[0].name in HEADS
         )
 
     @compared(CHOSEN, norm="fused")
@@ -117,16 +118,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """Whether an activation and the product with it are one operation."""
         return self.choices.compiled or self.choices.fused_gate
 
-    @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._in_this_module("mul", operation.outs[0]):
             self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
 
-    @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        """Computes act(gate) · up; torch.compile and Liger-Kernel compute the activation in the backward pass again.
+        """Computes act(gate) · up. The backward pass of torch.compile and Liger-Kernel recomputes the activation.
 
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
@@ -149,13 +148,15 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         product = record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection)
         self.store_tensor(operation.outs[0], product)
 
-    def _is_activation_output(self, value: Value) -> bool:
-        items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
+    def _is_activation_output(self, flow_value: Value) -> bool:
+        scope_items = self.frames[-1].scope.items
+        return any(
+            isinstance(scope_item, Step) and scope_item.verb == "act" and flow_value in scope_item.outs
+            for scope_item in scope_items
+        )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = (
             self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
@@ -207,17 +208,17 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
-        """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
+        """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
         autograd_graph, rows = self.graph, (logits.shape[0], 1)
         row_maxima = autograd_graph.new_tensor(rows, FLOAT32)
-        total = autograd_graph.new_tensor(rows, FLOAT32)
+        exponential_sum = autograd_graph.new_tensor(rows, FLOAT32)
         output = autograd_graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (autograd_graph.new_tensor(shape, dtype),)
 
-        return record(autograd_graph, "cross_entropy", (logits,), output, backward, logits, row_maxima, total)
+        return record(autograd_graph, "cross_entropy", (logits,), output, backward, logits, row_maxima, exponential_sum)
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -248,26 +249,26 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten, (batch, tokens) = self.t, logits.shape[:2]
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
-        view = aten.scale_slice_in_place(logits, tokens - 1, 1)
+        logit_rows = aten.scale_slice_in_place(logits, tokens - 1, 1)
         last_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
-        log_probabilities = self._log_probabilities(view, aten.unsqueeze(last_labels, 2))
+        log_probabilities = self._log_probabilities(logit_rows, aten.unsqueeze(last_labels, 2))
         with self.graph.no_grad():
-            _entropies = self._entropies(view)
+            _entropies = self._entropies(logit_rows)
         return aten.mean(aten.flatten(log_probabilities), keepdim=False)
 
     def _log_probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes the labels' log-probabilities sequence by sequence."""
         aten = self.t
         if logits.dtype is FLOAT32:
-            of_labels = aten.gather(logits, labels)
+            label_logits = aten.gather(logits, labels)
             log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
-            return aten.squeeze(aten.sub(of_labels, aten.unsqueeze(log_sums, 2)))
-        of_sequences: list[Tensor] = []
+            return aten.squeeze(aten.sub(label_logits, aten.unsqueeze(log_sums, 2)))
+        logits_by_sequence: list[Tensor] = []
         for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
-            of_rows = aten.log_softmax(rows)
-            of_sequences.append(aten.gather(of_rows, row_labels))
-        del rows, of_rows, row_labels
-        return aten.squeeze(aten.stack(of_sequences))
+            log_probs = aten.log_softmax(rows)
+            logits_by_sequence.append(aten.gather(log_probs, row_labels))
+        del rows, log_probs, row_labels
+        return aten.squeeze(aten.stack(logits_by_sequence))
 
     def _entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
@@ -275,14 +276,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
         entropies: list[Tensor] = []
         for start in range(0, rows.shape[0], ENTROPY_ROWS):
-            of_rows = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
-            probabilities = aten.scale(of_rows, "exp")
-            product = aten.mul(probabilities, of_rows)
+            log_probs = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
+            probabilities = aten.scale(log_probs, "exp")
+            product = aten.mul(probabilities, log_probs)
             del probabilities
-            total = aten.sum(product)
+            entropy_sum = aten.sum(product)
             del product
-            entropies.append(aten.scale(total, "neg"))
-            del total
+            entropies.append(aten.scale(entropy_sum, "neg"))
+            del entropy_sum
         return aten.cat(entropies, 0)
 
     @compared(FLASH_LOSS, cross_entropy="flash")
@@ -324,13 +325,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         head: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, (batch, tokens) = self.t, x.shape[:2]
-        size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
+        chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
-        sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
-        chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, sizes, 1)]
+        chunk_sizes = [min(chunk_tokens, tokens - start) for start in range(0, tokens, chunk_tokens)]
+        chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
-        total: Tensor | None = None
+        loss_sum: Tensor | None = None
         for chunk in chunks:
             rows = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
             flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
@@ -340,9 +341,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 else self.cross_entropy(flat_logits, rows)
             )
             del flat_logits
-            total = loss if total is None else aten.add(total, loss)
-        assert total is not None
-        return total
+            loss_sum = loss if loss_sum is None else aten.add(loss_sum, loss)
+        assert loss_sum is not None
+        return loss_sum
 
     def _chunk_logits(self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of a chunk of hidden states."""
@@ -361,16 +362,16 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         aten, autograd_graph = self.t, self.graph
         tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
-        size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
+        chunk_tokens = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
         with autograd_graph.no_grad():
-            logits = aten.new_tensor((min(size, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
-            for start in range(0, tokens, size):
-                chunk_input = aten.slice(x, min(size, tokens - start), 0)
+            logits = aten.new_tensor((min(chunk_tokens, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
+            for start in range(0, tokens, chunk_tokens):
+                chunk_input = aten.slice(x, min(chunk_tokens, tokens - start), 0)
                 if not writes_in_place:
                     logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
                     if bias is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import by_source, by_torch, compared
+from ....evidence import by_source, by_torch, compared, kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import record, recorded
@@ -30,15 +30,14 @@ CUDNN_WORKSPACE = 256
 """Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
 
 
+@kernels_compared(BY_TORCH)
 class FusedAttention(AttentionKernels):
     """The attention kernels that the settings select instead of the reference's operations."""
 
-    @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
         if self.choices.attention == "eager":
             super().do_mask(operation)
 
-    @compared(BY_TORCH)
     def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = any(
@@ -49,12 +48,14 @@ class FusedAttention(AttentionKernels):
         else:
             super().do_repeat(operation)
 
-    def _in_this_module(self, verb: str, value: Value) -> bool:
+    def _in_this_module(self, verb: str, flow_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
-        items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
+        scope_items = self.frames[-1].scope.items
+        return any(
+            isinstance(scope_item, Step) and scope_item.verb == verb and flow_value in scope_item.ins
+            for scope_item in scope_items
+        )
 
-    @compared(BY_TORCH)
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
             super().attention_AttentionCore(operation)
@@ -138,14 +139,16 @@ class FusedAttention(AttentionKernels):
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
-        """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
-        keys, and then with keys and values of every head."""
+        """Runs F.scaled_dot_product_attention as transformers calls it.
+
+        The call has a mask unless causality determines the keys, and then keys and values of every head.
+        """
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
-        limits = [operation.options.get(name) for name in ("window", "chunk")]
-        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits)
+        window_sizes = [operation.options.get(name) for name in ("window", "chunk")]
+        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in window_sizes)
         is_limited = is_limited and not is_size_one(queries)
         is_masked = is_limited or (causal and queries != keys)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
@@ -155,8 +158,8 @@ class FusedAttention(AttentionKernels):
         is_masked = is_masked or bias is not None or selection is not None
         is_trained = recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
-        call = SdpaCall(dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
-        backend = sdpa_backend(kernel_choices.capability, call)
+        sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
+        backend = sdpa_backend(kernel_choices.capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
@@ -225,8 +228,8 @@ class FusedAttention(AttentionKernels):
         output_shape = (*q.shape[:-1], v.shape[-1])
         output = self._by_token(name, output_shape, q.dtype) if efficient else self._as_queries(name, q, v)
         padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
-        needs = recorded(autograd_graph, (q, k, v))
-        rows = (batch, heads, (padded_queries if needs else 0)) if efficient else (batch, heads, queries, 1)
+        needs_gradient = recorded(autograd_graph, (q, k, v))
+        rows = (batch, heads, (padded_queries if needs_gradient else 0)) if efficient else (batch, heads, queries, 1)
         sums = autograd_graph.operation_result(name, rows, FLOAT32)
         seed_count = 0 if allocates_workspace and efficient else 2
         seeds = [autograd_graph.operation_result(name, (), INT64) for _ in range(seed_count)]
@@ -235,7 +238,7 @@ class FusedAttention(AttentionKernels):
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
-        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if efficient:
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
@@ -252,10 +255,10 @@ class FusedAttention(AttentionKernels):
             return outputs
 
         inputs = (q, k, v, *trained_masks)
-        return record(autograd_graph, name, inputs, output, back, *inputs, *bias, output, sums, *seeds)
+        return record(autograd_graph, name, inputs, output, backward, *inputs, *bias, output, sums, *seeds)
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
-        """Returns one mask per sequence of the batch; aligned masks are views with rows padded to a multiple of 16."""
+        """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
         aten, (_, heads, queries, keys) = self.t, mask.shape
         if is_aligned and keys % 16:
             padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
@@ -271,10 +274,10 @@ class FusedAttention(AttentionKernels):
         sums = autograd_graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
-        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
-        return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
+        return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, sums, *bias)
 
     def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
@@ -293,8 +296,11 @@ class FusedAttention(AttentionKernels):
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`: 0 and −∞ in the queries' number format; aligned, also a copy with rows of a
-        multiple of 16. transformers expands the mask, [queries, keys], to the sequences of the batch."""
+        """Runs `convert_boolean_attn_mask`, whose result has 0 and −∞ in the queries' number format.
+
+        transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
+        copy has rows padded to a multiple of 16.
+        """
         aten, (queries, keys) = self.t, mask.shape[-2:]
         minus_infinity = aten.new_tensor((), q.dtype)
         bias = aten.new_tensor((q.shape[0], 1, queries, keys), q.dtype)

@@ -6,13 +6,14 @@ from typing import Any
 
 from ....algebra import ceil_div, floor_div
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import BlockSums, LocalCore
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .positions import PositionKernels
 
 
+@kernels_compared(BY_TORCH)
 class LocalKernels(PositionKernels):
     """Local attention as in the reference, line by line."""
 
@@ -22,7 +23,6 @@ class LocalKernels(PositionKernels):
         block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
-    @compared(BY_TORCH)
     def core_BlockSums(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSums)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
@@ -34,22 +34,23 @@ class LocalKernels(PositionKernels):
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_in_blocks(self, operation: Step) -> None:
-        value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
-        x, heads, tokens = self.flat_tensor(value), output.axes[0].size, self.run_config.new_rows(output.rows)
+        flow_value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
+        x, heads, tokens = self.flat_tensor(flow_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._by_head(self._split_into_blocks(x, block), heads))
             return
         neighbour_blocks = self._by_head(
-            self._with_neighbours(self._split_into_blocks(self._first_rows(x, tokens), block)), heads
+            self._join_neighbour_blocks(self._split_into_blocks(self._cut_to_rows(x, tokens), block)), heads
         )
         self.bind(
             output,
-            neighbour_blocks if value.rows == output.rows else self._with_sums(neighbour_blocks, x, heads, tokens),
+            neighbour_blocks
+            if flow_value.rows == output.rows
+            else self._append_block_sums(neighbour_blocks, x, heads, tokens),
         )
 
-    def _with_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
+    def _append_block_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
         """Concatenates the keys or values of each block with the keys or values of all block sums."""
         aten = self.t
         block_sums = aten.unsqueeze(self._by_head(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
@@ -57,7 +58,7 @@ class LocalKernels(PositionKernels):
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
 
-    def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
+    def _cut_to_rows(self, x: Tensor, rows: Any) -> Tensor:
         """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
@@ -67,7 +68,7 @@ class LocalKernels(PositionKernels):
         padding_rows = self.t.new_tensor((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
         return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block))
 
-    def _with_neighbours(self, x: Tensor) -> Tensor:
+    def _join_neighbour_blocks(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
         aten, other_blocks = self.t, x.shape[1] - 1
         padding_block = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype)
@@ -86,7 +87,6 @@ class LocalKernels(PositionKernels):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_local_mask(self, operation: Step) -> None:
         options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         sizes = tokens, options["radius"], options["block_sums"]
@@ -100,7 +100,7 @@ class LocalKernels(PositionKernels):
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
         aten, block = self.t, radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
-        keys = self._with_neighbours(token_positions)
+        keys = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block,), INT64)
         block_positions = aten.slice(window_positions, block)
         is_in_radius = aten.compare(
@@ -123,7 +123,6 @@ class LocalKernels(PositionKernels):
             bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
-    @compared(BY_TORCH)
     def attention_LocalCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
@@ -136,7 +135,7 @@ class LocalKernels(PositionKernels):
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._first_rows(output, tokens))
+        self.store_tensor(operation.outs[0], self._cut_to_rows(output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

@@ -8,9 +8,9 @@ from typing import Any
 from ....algebra import Number, ceil_div, same
 from ....components.base import BY_TORCH
 from ....evidence import compared
-from ....flow.axis import extent
+from ....flow.axis import element_count
 from ....flow.program import Step
-from ....flow.tree import Use
+from ....flow.tree import OpUse
 from ....ops import Linear
 from ....workload.lora import BLOCK, PROJECTIONS
 from ...autograd import record
@@ -35,14 +35,14 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().matrix(operation))
-        return self._new_quantised_weight(operation.name, extent(weight.out), extent(weight.ins))
+        return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
 
     def table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().table(operation))
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
-        """Looks up embeddings; with checkpoints their output needs a gradient despite a frozen table.
+        """Looks up embeddings. With checkpoints their output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
@@ -98,8 +98,8 @@ class LoraKernels(FakeQuantizationKernels):
         """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
         if self.adapters is None or self.layer_name(operation) not in self.adapters.copies:
             return weight
-        key = (*self.module_path(), f"{operation.name}.modules_to_save.weight")
-        return self.parameter(key, weight.shape, weight.dtype, trained=True)
+        parameter_key = (*self.module_path(), f"{operation.name}.modules_to_save.weight")
+        return self.parameter(parameter_key, weight.shape, weight.dtype, trained=True)
 
     def layer_name(self, operation: Step) -> str:
         """Returns the name of a linear layer, or of its single-layer module."""
@@ -109,7 +109,7 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, use: OpUse) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
@@ -125,8 +125,8 @@ class LoraKernels(FakeQuantizationKernels):
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's trained adapter matrix. Default: the current module."""
         assert self.adapters is not None
-        key = (*(self.module_path() if module_path is None else module_path), parameter_name)
-        return self.parameter(key, shape, self.adapters.dtype, trained=True)
+        parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
+        return self.parameter(parameter_key, shape, self.adapters.dtype, trained=True)
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
@@ -151,36 +151,36 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
-        litgpt = self.adapters is not None and self.adapters.library == "litgpt"
+        is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
-        names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
-        if operation.name not in names or not (litgpt or self.choices.fused_qkv or is_fused_by_its_class):
+        projection_names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
+        if operation.name not in projection_names or not (is_litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
         groups = [
-            item
-            for item in self.frames[-1].scope.items
-            if isinstance(item, Step)
-            and item.verb == "linear"
-            and item.name in names
-            and item.ins[0] is operation.ins[0]
+            scope_item
+            for scope_item in self.frames[-1].scope.items
+            if isinstance(scope_item, Step)
+            and scope_item.verb == "linear"
+            and scope_item.name in projection_names
+            and scope_item.ins[0] is operation.ins[0]
         ]
-        if is_fused_by_its_class and len({bool(item.options["bias"]) for item in groups}) > 1:
+        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in groups}) > 1:
             return []
-        return groups if len(groups) > 1 and groups[0].name == names[0] else []
+        return groups if len(groups) > 1 and groups[0].name == projection_names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
         x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
-        total = sum(widths)
+        total_width = sum(widths)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
-        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased_steps else None
+        bias = self.weight(f"{TOGETHER}.bias", (total_width,)) if biased_steps else None
         if self._is_quantised(operations[0]):
-            weight = self._new_quantised_weight(TOGETHER, total, x.shape[-1])
+            weight = self._new_quantised_weight(TOGETHER, total_width, x.shape[-1])
         else:
-            weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
-        product = self._with_adapters(operations, x, self.product(x, weight, bias, total), weight)
+            weight = self.weight(f"{TOGETHER}.weight", (total_width, x.shape[-1]))
+        product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight)
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
@@ -248,33 +248,40 @@ class LoraKernels(FakeQuantizationKernels):
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
-        total = sum(widths)
+        total_width = sum(widths)
         lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
-        lora_b = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
+        lora_b = self.adapter(f"{TOGETHER}.lora_B", (total_width, adapters.rank))
         low_rank_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
         adapter_output = aten.convolution(
             aten.transpose(low_rank_output, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1]
         )
         adapter_output = aten.transpose(adapter_output, -1, -2)
         width = pretrained_output.shape[-1]
-        lora = aten.scale(adapter_output if same(total, width) else self._pad_adapter_output(adapter_output, width))
+        lora = aten.scale(
+            adapter_output if same(total_width, width) else self._pad_adapter_output(adapter_output, width)
+        )
         return aten.add(pretrained_output, lora)
 
     def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
-        """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
+        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
         aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        result = aten.new_tensor((rows, width), x.dtype)
-        source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new_tensor((adapter_width,), INT64)
+        padded_output = aten.new_tensor((rows, width), x.dtype)
+        adapter_rows, index = (
+            aten.reshape(transposed_x, (rows, adapter_width)),
+            aten.new_tensor((adapter_width,), INT64),
+        )
 
         backward = aten.new_gradient((rows, adapter_width))
-        result = record(self.graph, "index_copy", (source,), aten.like(result), backward, index, source)
-        del source, index
-        return aten.transpose(aten.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
+        padded_output = record(
+            self.graph, "index_copy", (adapter_rows,), aten.like(padded_output), backward, index, adapter_rows
+        )
+        del adapter_rows, index
+        return aten.transpose(aten.reshape(padded_output, (*transposed_x.shape[:2], width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
@@ -300,29 +307,29 @@ class LoraKernels(FakeQuantizationKernels):
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
 
     def _add_adapter(
-        self, parameter_name: str, x: Tensor, result: Tensor, weight: Tensor, module_path: Path | None = None
+        self, parameter_name: str, x: Tensor, base_output: Tensor, weight: Tensor, module_path: Path | None = None
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
-        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
+        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
             lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
             lora_out = aten.scale(aten.linear(lora_out, lora_b))
-            return aten.add(result, lora_out)
-        dtype = result.dtype
+            return aten.add(base_output, lora_out)
+        dtype = base_output.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
             if adapters.base != "int8":
-                result = aten.copy(result)
+                base_output = aten.copy(base_output)
             adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
-            output = self._scaled_adapter(adapter_input, lora_a, lora_b)
+            summed_output = self._scaled_adapter(adapter_input, lora_a, lora_b)
             if self.graph.autocast is None:
-                output = aten.to(output, dtype)
-            return aten.add(result, output)
+                summed_output = aten.to(summed_output, dtype)
+            return aten.add(base_output, summed_output)
         adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = aten.add(result, self._scaled_adapter(adapter_input, lora_a, lora_b))
-        return aten.to(result, dtype)
+        base_output = aten.add(base_output, self._scaled_adapter(adapter_input, lora_a, lora_b))
+        return aten.to(base_output, dtype)
 
     def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
         """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""
@@ -330,7 +337,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.scale(aten.linear(aten.linear(aten.dropout(x) if has_dropout else x, lora_a), lora_b))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`).
+        """Computes x·Wᵀ + b. A 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`).
 
         The product has a number format of its own (bitsandbytes/nn/modules.py, `Linear4bit.forward`).
         """
@@ -403,7 +410,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.t.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Decodes the scales of a 4-bit weight, if these are quantised too; the forward pass adds their mean to a copy.
+        """Decodes the scales of a 4-bit weight, if these are quantised too. The forward pass adds their mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """

@@ -6,12 +6,13 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
+@kernels_compared(BY_TORCH, unchecked=("core_PairScores",))
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
@@ -28,12 +29,11 @@ class PositionKernels(AttentionVariantKernels):
 
     # --- biases -----------------------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_alibi(self, operation: Step) -> None:
         output = operation.outs[0]
         heads, (queries, keys) = output.axes[0].size, self._query_and_key_counts(operation)
-        key = ("alibi", heads, queries, keys)
-        self.bind(output, self.computed_once(key, lambda: self._alibi_bias(heads, queries, keys)))
+        bias_key = ("alibi", heads, queries, keys)
+        self.bind(output, self.computed_once(bias_key, lambda: self._alibi_bias(heads, queries, keys)))
 
     def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -43,7 +43,6 @@ class PositionKernels(AttentionVariantKernels):
             aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)), aten.like(self._relative_positions(queries, keys))
         )
 
-    @compared(BY_TORCH)
     def do_distance_bias(self, operation: Step) -> None:
         table, q = operation.ins
         queries, keys = (
@@ -71,35 +70,32 @@ class PositionKernels(AttentionVariantKernels):
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
         output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
-        count, width = self.run_config.new_rows(output.rows), output.width
+        row_count, width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
-            key = ("distances", count, width)
+            table_key = ("distances", row_count, width)
             angles = self.computed_once(
-                key, lambda: self._angle_table(self.token_positions(count), 2 * ceil_div(width, 2))
+                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
-        key = ("away", count, width)
-        if key not in self.memo:
-            angles = self._angle_table(self.t.like(self.token_positions(count)), 2 * ceil_div(width, 2))
-            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
+        table_key = ("away", row_count, width)
+        if table_key not in self.memo:
+            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(width, 2))
+            self.memo[table_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.store_tensor(output, self.memo[key])
+        self.store_tensor(output, self.memo[table_key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
 
-    @compared(BY_TORCH)
     def core_TableScores(self, operation: Step) -> None:
         self.bind(
             operation.outs[0], self.scores_by_row(self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1]))
         )
 
-    @compared(BY_TORCH)
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
         x, r = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
@@ -113,29 +109,27 @@ class PositionKernels(AttentionVariantKernels):
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
         self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
-    @compared(BY_TORCH)
-    def do_occurring(self, operation: Step) -> None:
+    def do_rows_of_distances(self, operation: Step) -> None:
         output = operation.outs[0]
         self.store_tensor(
             output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
         )
 
-    @compared(BY_TORCH)
     def do_distances(self, operation: Step) -> None:
         aten, options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
-        key = ("distance", queries, keys, options["binned"])
-        if key in self.memo:
-            index = self.memo[key]
+        table_key = ("distance", queries, keys, options["binned"])
+        if table_key in self.memo:
+            index = self.memo[table_key]
         else:
             index = self._bin_distances(queries, keys) if options["binned"] else self._relative_positions(queries, keys)
         if options["stored"]:
-            self.memo[key] = index
+            self.memo[table_key] = index
         for changes in (options["shifted"], options["clamped"]):
             index = aten.like(index) if changes else index
         self.bind(operation.outs[0], index)
 
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
-        """Assigns distances to bins; far distances share logarithmic bins."""
+        """Assigns distances to bins. Far distances share logarithmic bins."""
         aten = self.t
         distance = self._relative_positions(queries, keys)
         log_bins = aten.like(aten.like(aten.like(distance)), dtype=FLOAT32)
@@ -143,7 +137,6 @@ class PositionKernels(AttentionVariantKernels):
         is_near = aten.compare(aten.like(distance))
         return aten.like(is_near, distance, aten.like(bin_indices, aten.like(distance)))
 
-    @compared(BY_TORCH)
     def do_at_distance(self, operation: Step) -> None:
         aten, (scores, index) = self.t, map(self.tensor_of, operation.ins)
         index = aten.expand(index, (*scores.shape[:-1], index.shape[-1]))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...lowering import Lowering
 
 
+@kernels_compared(BY_TORCH)
 class RowKernels(Lowering):
     """Kernels of padded inputs of causal convolutions, and of values of the previous token."""
 
-    @compared(BY_TORCH)
     def do_padded(self, operation: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
         aten = self.t
@@ -24,7 +24,6 @@ class RowKernels(Lowering):
         self.keep(state, aten.slice(padded_input, padding_rows))
         self.store_tensor(output, aten.transpose(padded_input, 1, 2))
 
-    @compared(BY_TORCH)
     def do_zeros(self, operation: Step) -> None:
         output = operation.outs[0]
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached(operation.options["state"])
@@ -33,7 +32,6 @@ class RowKernels(Lowering):
         else:
             self.store_tensor(output, self.t.new_tensor(self.shape(output), self.tensor_of(operation.ins[0]).dtype))
 
-    @compared(BY_TORCH)
     def do_resumed(self, operation: Step) -> None:
         cached_rows, output = self.cached(operation.options["state"]), operation.outs[0]
         if cached_rows is not None:
@@ -43,7 +41,6 @@ class RowKernels(Lowering):
         else:
             self.bind(output, self.tensor_of(operation.ins[0]))
 
-    @compared(BY_TORCH)
     def do_delayed(self, operation: Step) -> None:
         x, first_row = map(self.tensor_of, operation.ins)
         self.store_tensor(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

@@ -42,22 +42,22 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
-    def branch(self, item: Alternatives) -> Scope:
+    def branch(self, alternatives: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
-        absorbed_form = item.branches.get("absorbed")
+        absorbed_form = alternatives.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
-            return super().branch(item)
+            return super().branch(alternatives)
         selects_keys = any(
             operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False)
         )
-        return absorbed_form if selects_keys else super().branch(item)
+        return absorbed_form if selects_keys else super().branch(alternatives)
 
     def step(self, operation: Step) -> None:
         if (
             self.scores_in_kernel
             and operation.verb not in SELECTIONS
             and operation.outs
-            and all(map(is_of_pairs, operation.outs))
+            and all(map(has_query_key_pairs, operation.outs))
         ):
             if operation.verb == "at_distance":
                 raise self.unsupported(
@@ -73,22 +73,26 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         kernel = getattr(self, f"serve_{operation.verb}", None) if self.scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 
-    def is_computed(self, value: Value) -> bool:
+    def is_computed(self, flow_value: Value) -> bool:
         """Whether a tensor, or a view of a tensor, is allocated for a value."""
-        return not self.scores_in_kernel or not is_of_pairs(value) or self._value_with_tensor(value) is not None
+        return (
+            not self.scores_in_kernel
+            or not has_query_key_pairs(flow_value)
+            or self._value_with_tensor(flow_value) is not None
+        )
 
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            if self.is_computed(value) and not self.is_from_earlier_pass(value):
-                frame.local_tensors[operation_name] = self.tensor_of(value)
+        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
+            if self.is_computed(flow_value) and not self.is_from_earlier_pass(flow_value):
+                frame.local_tensors[operation_name] = self.tensor_of(flow_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            if self.is_computed(value):
-                self.memo[operation_name] = self.tensor_of(value)
+        for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
+            if self.is_computed(flow_value):
+                self.memo[operation_name] = self.tensor_of(flow_value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 
@@ -123,9 +127,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, entries)
         if operation.options["finds"] is not None:
-            count, size = operation.options["finds"]
+            entry_count, entry_rows = operation.options["finds"]
             self.memo["candidate blocks"] = self.t.new_tensor(
-                (batch, queries, minimum(ceil_div(entries, size), count)), INT32
+                (batch, queries, minimum(ceil_div(entries, entry_rows), entry_count)), INT32
             )
         self.bind(
             operation.outs[0], self.t.new_tensor((batch, queries, minimum(entries, operation.options["top_k"])), INT32)
@@ -133,7 +137,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Notes the number of keys in the blocks selected by a lower layer; the kernel reads these keys in place."""
+        """Notes the number of keys in the blocks selected by a lower layer. The kernel reads these keys in place."""
         keys = self.tensor_of(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
@@ -163,11 +167,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if self.joint_output is not None:
             self.store_tensor(operation.outs[0], self.tensor_of(self.joint_output))
             return
-        q, out = self.tensor_of(operation.ins[0]), operation.outs[0]
-        output = self.t.new_tensor((*q.shape[:3], out.axes[-1].size), q.dtype)
+        q, kernel_output = self.tensor_of(operation.ins[0]), operation.outs[0]
+        output = self.t.new_tensor((*q.shape[:3], kernel_output.axes[-1].size), q.dtype)
         self.t.new_tensor(q.shape[:3], FLOAT32)
-        self.store_tensor(out, output)
-        self.joint_output = out
+        self.store_tensor(kernel_output, output)
+        self.joint_output = kernel_output
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
@@ -183,6 +187,6 @@ SELECTIONS = frozenset({"choose_entries", "of_lower_layer", "select_blocks", "wh
 """Verbs whose kernels make indices, or note how many there may be."""
 
 
-def is_of_pairs(value: Value) -> bool:
+def has_query_key_pairs(flow_value: Value) -> bool:
     """Whether a tensor has an element per query and key."""
-    return isinstance(value.rows, QueryKeyPairs)
+    return isinstance(flow_value.rows, QueryKeyPairs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import exact_div
-from ....evidence import by_torch, compared
+from ....evidence import by_torch, kernels_compared
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
@@ -24,6 +24,7 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
 
+@kernels_compared(DECODED)
 class StepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
@@ -41,7 +42,6 @@ class StepKernels(ScanKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
@@ -57,20 +57,20 @@ class StepKernels(ScanKernels):
             if has_heads
             else self.project(operations["x_proj"], inner_states)
         )
-        step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
+        time_step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
         if "dt_norm" in operations:
-            step, b, c = (
+            time_step, b, c = (
                 self._normalize_with(operations[operation_name], y)
-                for operation_name, y in zip(NORMS, (step, b, c), strict=True)
+                for operation_name, y in zip(NORMS, (time_step, b, c), strict=True)
             )
-        step = aten.function(
-            "softplus", self._time_step(operations["dt_proj"], aten.flatten(step, 2), heads, has_heads)
+        time_step = aten.function(
+            "softplus", self._time_step(operations["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_scan(
-            inner_states, step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
+            inner_states, time_step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
         self.keep("ssm_state", last_state)
         return self.project(operations["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
@@ -88,15 +88,16 @@ class StepKernels(ScanKernels):
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (heads, output_width)), 1))
         return aten.flatten(aten.transpose(y, 1, 2), 2)
 
-    def _decode_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
+    def _decode_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Mamba's scan for one token, as Scan.forward does."""
         aten, previous_state = self.t, self.state_before("ssm_state")
         decay = aten.exp(
             aten.mul(
-                aten.unsqueeze(aten.to(step, FLOAT32), -1), aten.reshape(self.decay(shape), previous_state.shape[1:])
+                aten.unsqueeze(aten.to(time_step, FLOAT32), -1),
+                aten.reshape(self.decay(shape), previous_state.shape[1:]),
             )
         )
-        state = aten.mul(aten.unsqueeze(aten.to(aten.mul(step, x), FLOAT32), -1), aten.to(b, FLOAT32))
+        state = aten.mul(aten.unsqueeze(aten.to(aten.mul(time_step, x), FLOAT32), -1), aten.to(b, FLOAT32))
         first_state = aten.add(
             aten.slice(state, 1, 1), aten.mul(aten.slice(decay, 1, 1), aten.unsqueeze(previous_state, 1))
         )
@@ -113,14 +114,13 @@ class StepKernels(ScanKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
         groups = exact_div(group_width, op.state)
-        gate, conv_input, step = aten.split(
+        gate, conv_input, time_step = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
         conv_input = self.conv_with_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
@@ -128,33 +128,38 @@ class StepKernels(ScanKernels):
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
         b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
-        y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), step, b, c)
+        y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), time_step, b, c)
         self.keep("ssm_state", last_state)
         return self.project(
-            operations["out_proj"], self._gated(operations, aten.flatten(y, 2), gate, activation_name, inner_width)
+            operations["out_proj"],
+            self._gate_output(operations, aten.flatten(y, 2), gate, activation_name, inner_width),
         )
 
-    def _decode_chunked_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan.forward of Mamba-2's reference."""
         aten, heads = self.t, x.shape[2:3]
-        step = aten.to(aten.function("softplus", aten.add(step, self.weight("dt_bias", heads))), FLOAT32)
-        log = aten.mul(step, self.decay(heads))
-        scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(step, -1))
-        y, last_state = self._chunked_scan_step(scaled_input, log, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
+        time_step = aten.to(aten.function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32)
+        log_decay = aten.mul(time_step, self.decay(heads))
+        scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
+        y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
         converted_skip = aten.to(y, x.dtype)
         return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
-    def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs Mamba-2's scan for one token, as ChunkedScan._decode_step does."""
         aten, previous_state = self.t, self.state_before("ssm_state")
-        decayed_state = aten.mul(previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log), 1), -1), -1))
+        decayed_state = aten.mul(
+            previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
+        )
         state = aten.add(
             decayed_state, aten.mul(aten.unsqueeze(aten.select(x, 1), -1), aten.unsqueeze(aten.select(b, 1), -2))
         )
         del decayed_state
         return aten.unsqueeze(aten.select(aten.matmul(state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1), state
 
-    def _gated(self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any) -> Tensor:
+    def _gate_output(
+        self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
+    ) -> Tensor:
         """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in operations.all:
@@ -166,7 +171,6 @@ class StepKernels(ScanKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         self.refuse_dynamic_filters(operations)
@@ -204,8 +208,8 @@ class StepKernels(ScanKernels):
         qkv = self.t.transpose(self.t.cat([self.project(operations[name], x) for name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
 
-    def _split_and_repeat_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
-        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
+    def _split_and_repeat_heads(self, x: Tensor, size: Any, heads_per_group: Any) -> Tensor:
+        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), heads_per_group, 1)
 
     def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
@@ -239,14 +243,14 @@ class StepKernels(ScanKernels):
         """Runs the delta rule for one token, as DeltaRule.forward does."""
         aten = self.t
         q, k, v, output_gradient, beta = [aten.to(x, FLOAT32) for x in (q, k, v, output_gradient, beta)]
-        q_unit = aten.scale(self._unit_length(q))
-        q, k = q_unit, self._unit_length(k)
+        q_unit = aten.scale(self._scale_to_unit_length(q))
+        q, k = q_unit, self._scale_to_unit_length(k)
         del q_unit
         output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.state_before("recurrent_state"))
         self.keep("recurrent_state", next_state)
         return output
 
-    def _unit_length(self, x: Tensor) -> Tensor:
+    def _scale_to_unit_length(self, x: Tensor) -> Tensor:
         aten = self.t
         return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
@@ -263,11 +267,9 @@ class StepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
 
-    @compared(DECODED)
     def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
@@ -340,7 +342,6 @@ class StepKernels(ScanKernels):
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
-    @compared(DECODED)
     def next_wkv(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
 
@@ -382,7 +383,6 @@ class StepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
-    @compared(DECODED)
     def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv = self.t, operations["conv_1d"]

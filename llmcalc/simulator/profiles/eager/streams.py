@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...lowering import Lowering
 from ...tensor import FLOAT32, INT64, Tensor
 
 
+@kernels_compared(BY_TORCH, unchecked=("do_received",))
 class StreamKernels(Lowering):
     """Kernels that split, mix and merge residual streams, [batch, rows, streams, width]."""
 
-    @compared(BY_TORCH)
     def do_take(self, operation: Step) -> None:
-        value, output = operation.ins[0], operation.outs[0]
-        x = self.tensor_of(value)
-        if len(output.axes) < len(value.axes):
+        stream_value, output = operation.ins[0], operation.outs[0]
+        x = self.tensor_of(stream_value)
+        if len(output.axes) < len(stream_value.axes):
             self.store_tensor(output, self.t.select(x, 2))
         else:
             self.store_tensor(output, self.t.slice(x, output.axes[0].size, 2))
@@ -27,18 +27,15 @@ class StreamKernels(Lowering):
         dtype = self.dtype if x_dtype is INT64 else x_dtype  # token ids of a draft that reads no embedding
         self.store_tensor(operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), dtype))
 
-    @compared(BY_TORCH)
     def do_copies(self, operation: Step) -> None:
         x, output = self.t.unsqueeze(self.tensor_of(operation.ins[0]), 2), operation.outs[0]
         self.store_tensor(output, self.t.expand(x, self.shape(output)))
 
-    @compared(BY_TORCH)
     def do_stack(self, operation: Step) -> None:
         first_stream, other_streams = operation.ins
         outputs = self.stacks.pop(id(other_streams))
         self.store_tensor(operation.outs[0], self.t.stack([self.tensor_of(first_stream), *outputs], 2))
 
-    @compared(BY_TORCH)
     def core_Product(self, operation: Step) -> None:
         """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
         aten, (matrix, x) = self.t, map(self.tensor_of, operation.ins)
@@ -49,43 +46,38 @@ class StreamKernels(Lowering):
         else:
             self.store_tensor(operation.outs[0], aten.matmul(matrix, x))
 
-    @compared(BY_TORCH)
     def core_StreamMix(self, operation: Step) -> None:
         matrix, x = map(self.tensor_of, operation.ins)
         self.store_tensor(operation.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
 
-    @compared(BY_TORCH)
     def core_StreamOffsets(self, operation: Step) -> None:
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.tensor_of(operation.ins[0]), sizes)
-        base = self.weight(f"{operation.name}.base", (sum(sizes),))
+        base_weight = self.weight(f"{operation.name}.base", (sum(sizes),))
         scale = self.weight(f"{operation.name}.scale", (len(sizes),))
         for output, weight_logits, scale_element, offset in zip(
-            operation.outs, weight_parts, aten.unbind(scale), aten.split(base, sizes), strict=True
+            operation.outs, weight_parts, aten.unbind(scale), aten.split(base_weight, sizes), strict=True
         ):
             self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), offset))
 
-    @compared(BY_TORCH)
     def do_delayed_weights(self, operation: Step) -> None:
         """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
-        x, output, key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
+        x, output, weights_key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
         self.refuse_recomputed(operation)
-        if key not in self.memo:
-            count = x.shape[-1]
-            first_stream = self.t.select(self.t.new_tensor((count, count), x.dtype), 0)
-            self.memo[key] = self.t.expand(first_stream, x.shape)
-        self.store_tensor(output, self.memo[key])
+        if weights_key not in self.memo:
+            stream_count = x.shape[-1]
+            first_stream = self.t.select(self.t.new_tensor((stream_count, stream_count), x.dtype), 0)
+            self.memo[weights_key] = self.t.expand(first_stream, x.shape)
+        self.store_tensor(output, self.memo[weights_key])
         if operation.options["keeps"]:
-            self.memo[key] = x
+            self.memo[weights_key] = x
 
-    @compared(BY_TORCH)
     def do_root_mean_square(self, operation: Step) -> None:
         aten, x = self.t, self.tensor_of(operation.ins[0])
         size = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))
         self.store_tensor(operation.outs[0], aten.to(size, x.dtype))
 
-    @compared(BY_TORCH)
     def do_sinkhorn(self, operation: Step) -> None:
         """Runs HyperLayer's Connection.forward, where each division allocates a new matrix."""
         matrix = self.tensor_read_by(operation, operation.ins[0])

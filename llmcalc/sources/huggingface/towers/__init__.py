@@ -28,22 +28,22 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(kind: str, file: str) -> Mapping[str, Section]:
+def sections_of(wrapper_type: str, file: str) -> Mapping[str, Section]:
     """Returns the supported sections of a wrapper's config by name. file: the family's `tower_file`."""
     if not file:
         return {}
     wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
-    return wrappers[kind]
+    return wrappers[wrapper_type]
 
 
-def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
+def read_towers(wrapper_type: str, family: Family, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
-    kind: the wrapper's model type.
+    wrapper_type: the wrapper's model type.
     family: its record.
     width: width of the text model.
     """
-    supported_sections, towers, notes = sections_of(kind, family.tower_file), Table(), list[str]()
+    supported_sections, towers, notes = sections_of(wrapper_type, family.tower_file), Table(), list[str]()
     for name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
         section = wrapper.get(name)
         if name not in supported_sections:
@@ -57,14 +57,14 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
         if section is None and not supported_sections[name].is_flat:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
-            tables, remarks = _read_section(kind, wrapper, name, supported_sections[name], width)
+            tower_tables, remarks = _read_section(wrapper_type, wrapper, name, supported_sections[name], width)
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
         else:
-            towers |= tables
+            towers |= tower_tables
             notes += remarks
     if (
-        family.text is not None
+        family.text_type is not None
         and supported_sections
         and not towers
         and not notes
@@ -80,7 +80,7 @@ def _unread_sections(family: Family, wrapper: Mapping[str, Any], read_names: set
         return []
     known_names = {
         family.text_section,
-        *family.ignored,
+        *family.ignored_fields,
         *family.uncounted_encoders,
         *(f"{name}_config" for name in SETTINGS),
     }
@@ -92,7 +92,7 @@ def _unread_sections(family: Family, wrapper: Mapping[str, Any], read_names: set
 
 
 def _read_section(
-    kind: str, wrapper: Mapping[str, Any], name: str, section: Section, width: int
+    wrapper_type: str, wrapper: Mapping[str, Any], name: str, section: Section, width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
     fields = section.default_section if wrapper.get(name) is None else wrapper[name]
@@ -102,15 +102,17 @@ def _read_section(
     model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
         raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}")
-    config = Config(fields, section.defaults_by_type[model_type], model_type, where=f"{name}.", aliases=section.aliases)
-    tables = section.read(Config(wrapper, section.wrapper_defaults, kind), config, width)
-    for tower, table in tables.items():
+    config = Config(
+        fields, section.defaults_by_type[model_type], model_type, location=f"{name}.", aliases=section.aliases
+    )
+    tower_tables = section.read_tower(Config(wrapper, section.wrapper_defaults, wrapper_type), config, width)
+    for tower, table in tower_tables.items():
         try:
             TypeAdapter(Tower).validate_python(table)
         except ValidationError as error:
             raise InputError(f"{name}: {tower}: {_innermost_message(error)}") from None
-    config.close(IGNORED | section.ignored)
-    return tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown])]
+    config.finish(IGNORED | section.ignored_fields)
+    return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown])]
 
 
 def _innermost_message(error: ValidationError) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
-from .section import Section, patches_per_side, projector, self_attention, two_layers
+from .section import Section, patches_per_side, projector, self_attention, two_linear_layers
 from .siglip import siglip_of_rows
 
 
@@ -35,23 +35,23 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
-    maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
-    return {"audio_tower": tower, "multi_modal_projector": maps}
+    linear_layers = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
+    return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
-def _clip_rule(config: Config, merge: int, **fields: int | bool) -> Table:
-    """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
-    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
+def _clip_rule(config: Config, merge_size: int, **fields: int | bool) -> Table:
+    """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
+    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **fields}
 
 
 def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    frames = config.divided("hidden_size", config.size("intermediate_size"), h)
+    h, activation = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    frames = config.quotient("hidden_size", config.size("intermediate_size"), h)
     tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
-    maps = two_layers(width, act, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, *maps, frames=frames)}
+    linear_layers = two_linear_layers(width, activation, bias=False)
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
 
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
@@ -73,10 +73,10 @@ def _read_moss(wrapper: Config, config: Config, width: int, **merge_fields: Any)
 
     merge_fields: how another projector of two linear layers merges positions.
     """
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     merge_fields = merge_fields or {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
-    maps = projector(config.size("hidden_size"), *two_layers(width, act, bias), **merge_fields)
-    return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": maps}
+    linear_layers = projector(config.size("hidden_size"), *two_linear_layers(width, activation, bias), **merge_fields)
+    return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
 def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
@@ -86,11 +86,11 @@ def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
     `audio_model_id` names is loaded from there, whatever `audio_config` says.
     """
     if wrapper.has("audio_model_id"):
-        raise wrapper.wrong("audio_model_id", wrapper.get("audio_model_id"), "null and the encoder's audio_config")
-    wrapper.must("projector_act", "swiglu")
+        raise wrapper.error("audio_model_id", wrapper.get("audio_model_id"), "null and the encoder's audio_config")
+    wrapper.require("projector_act", "swiglu")
     inner_width, norm = wrapper.size("hidden_size"), rmsnorm(1e-6)
     if inner_width % 2:
-        raise wrapper.wrong("hidden_size", inner_width, "an even number: one half gates the other")
+        raise wrapper.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if wrapper.flag("projector_ln_mid") else (None, norm)
     stacking = {"frames": wrapper.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
@@ -110,10 +110,13 @@ def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
-    image = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
+    image_rule = {"type": "dynamic_hd", "size": config.size("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     return {
-        "image_processor": {**siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True), "image": image},
-        "image_projector": projector(config.size("hidden_size"), *two_layers(width), **pooling),
+        "image_processor": {
+            **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+            "image": image_rule,
+        },
+        "image_projector": projector(config.size("hidden_size"), *two_linear_layers(width), **pooling),
     }
 
 
@@ -123,20 +126,20 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
     It has two linear layers for audio alone and two for audio with images.
     """
     if config.has("head_dim"):
-        raise config.wrong(
+        raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
     h, heads, reduction = (config.size(name) for name in ("hidden_size", "num_attention_heads", "time_reduction"))
-    config.divided("num_attention_heads", h, heads)
-    config.must("ext_pw_out_channel", h)
-    config.must("depthwise_separable_out_channel", h)
+    config.quotient("num_attention_heads", h, heads)
+    config.require("ext_pw_out_channel", h)
+    config.require("depthwise_separable_out_channel", h)
     if reduction % 2:
-        raise config.wrong("time_reduction", reduction, "an even number")
+        raise config.error("time_reduction", reduction, "an even number")
     pitches = config.size("input_size")
     for _ in range(reduction.bit_length() - 1):
         pitches = (pitches - 1) // 2 + 1
     if config.has("nemo_final_size"):
-        config.must("nemo_final_size", pitches)
+        config.require("nemo_final_size", pitches)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
     halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
     subsampling = {
@@ -167,7 +170,7 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(h, *two_layers(width), frames=config.size("downsample_rate"))
+    audio_projector = projector(h, *two_linear_layers(width), frames=config.size("downsample_rate"))
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},
@@ -254,12 +257,7 @@ WHISPER_DECODER = field_names("""
     """)
 """Fields of Whisper's config that describe its decoder and its training."""
 
-ULTRAVOX: Table = {
-    "stack_factor": 8,
-    "hidden_size": 4096,
-    "projector_act": "swiglu",
-    "projector_ln_mid": False,
-}
+ULTRAVOX: Table = {"stack_factor": 8, "hidden_size": 4096, "projector_act": "swiglu", "projector_ln_mid": False}
 
 WHISPER_NAMES = {
     "hidden_size": "d_model",
@@ -272,24 +270,24 @@ FLAMINGO = Section(
     _read_audio_flamingo,
     {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
     {"projector_hidden_act": "gelu", "projector_bias": True},
-    ignored=AUDIO_FIELDS,
+    ignored_fields=AUDIO_FIELDS,
     aliases=WHISPER_NAMES,
 )
 
 WRAPPERS = {
     "qwen2_audio": {
-        "audio_config": Section(_read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored=AUDIO_FIELDS)
+        "audio_config": Section(_read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS)
     },
     "voxtral": {
         "audio_config": Section(
             _read_voxtral,
             {"voxtral_encoder": VOXTRAL},
             {"projector_hidden_act": "gelu"},
-            ignored=AUDIO_FIELDS | {"head_dim"},
+            ignored_fields=AUDIO_FIELDS | {"head_dim"},
         )
     },
     "audioflamingo3": {"audio_config": FLAMINGO},
-    "musicflamingo": {"audio_config": replace(FLAMINGO, read=_read_music_flamingo)},
+    "musicflamingo": {"audio_config": replace(FLAMINGO, read_tower=_read_music_flamingo)},
     "moss_transcribe_diarize": {
         "audio_config": Section(
             _read_moss,
@@ -304,7 +302,7 @@ WRAPPERS = {
                 }
             },
             {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
-            ignored=AUDIO_FIELDS,
+            ignored_fields=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
         )
     },
@@ -317,8 +315,8 @@ WRAPPERS = {
         "vision_config": Section(
             _read_phi4_vision,
             {"phi4_multimodal_vision": PHI4_VISION},
-            ignored=frozenset({"crop_size", "feature_layer", "image_token_id"}),
+            ignored_fields=frozenset({"crop_size", "feature_layer", "image_token_id"}),
         ),
-        "audio_config": Section(_read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored=AUDIO_FIELDS),
+        "audio_config": Section(_read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS),
     },
 }

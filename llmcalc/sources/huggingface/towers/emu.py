@@ -16,23 +16,42 @@ GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
 
 
+PIXELS_PER_TOKEN = 8
+"""The pixels on each side of a token in Emu 3's processor."""
+
+IMAGE_RULE: Table = {
+    "type": "smart_resize",
+    "merge": 1,
+    "min_pixels": 512 * 512,
+    "max_pixels": 1024 * 1024,
+    "line_marks": True,
+    "marks": 4,
+}
+"""How Emu 3's processor resizes an image, and its marks: two before and two after the tokens.
+
+The processor also writes the number of lines and columns in digits, which count as text.
+"""
+
+
 def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
-    config.must("double_latent", False)
-    base, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
+    config.require("double_latent", False)
+    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
     attended_levels = _read_numbers(config, "attn_resolutions", least=0)
     hidden = config.size("hidden_size")
     for multiple in multipliers:
-        if base * multiple % GROUPS:
-            raise config.wrong("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
+        if base_channels * multiple % GROUPS:
+            raise config.error("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
     for level in {*(level for level in attended_levels if level < len(multipliers)), len(multipliers) - 1}:
-        if base * multipliers[level] != hidden:
-            raise config.wrong("hidden_size", hidden, f"{base * multipliers[level]}, the channels of level {level}")
+        if base_channels * multipliers[level] != hidden:
+            raise config.error(
+                "hidden_size", hidden, f"{base_channels * multipliers[level]}, the channels of level {level}"
+            )
     tokenizer = {
         "type": "image_tokenizer",
         "in_channels": config.size("in_channels"),
         "out_channels": config.size("out_channels"),
-        "base_channels": base,
+        "base_channels": base_channels,
         "channel_multiplier": multipliers,
         "num_res_blocks": config.size("num_res_blocks"),
         "attn_resolutions": [level for level in attended_levels if level < len(multipliers)],
@@ -44,6 +63,8 @@ def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }
+    if 2 ** (len(multipliers) - 1) == PIXELS_PER_TOKEN:
+        tokenizer["image"] = IMAGE_RULE
     return {"image_tokenizer": tokenizer}
 
 
@@ -53,9 +74,9 @@ def _read_numbers(config: Config, name: str, least: int) -> list[int]:
     if not isinstance(numbers, list | tuple) or any(
         type(number) is not int or not least <= number <= LARGEST for number in numbers
     ):
-        raise config.wrong(name, numbers, f"a list of whole numbers of at least {least}")
+        raise config.error(name, numbers, f"a list of whole numbers of at least {least}")
     if least and not numbers:
-        raise config.wrong(name, numbers, "one number or more")
+        raise config.error(name, numbers, "one number or more")
     return list(numbers)
 
 
@@ -75,4 +96,6 @@ EMU3: Table = {
     "num_attention_heads": 1,
 }
 
-WRAPPERS = {"emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored=frozenset({"attention_dropout"}))}}
+WRAPPERS = {
+    "emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))}
+}

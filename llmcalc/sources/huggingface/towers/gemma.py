@@ -16,7 +16,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
-from .section import Section, projector, vision_section, vit
+from .section import Section, projector, vision_section, vision_transformer
 
 GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
@@ -47,11 +47,13 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
         "norm_placement": "sandwich",
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
-    clamps, merge = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image = {**GEMMA4_BUDGET, "merge": merge}
+    clamps, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
+    image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
     standardize = config.flag("standardize")
-    tower = vit(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
-    pooling: Table = {"merge": merge, "merged": "mean", "norm": unweighted_norm}
+    tower = vision_transformer(
+        config, block, positions=positions, standardize=standardize, clamps=clamps, image=image_rule
+    )
+    pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
         "embed_vision": projector(config.size("hidden_size"), (width, False, "identity"), **pooling),
@@ -62,7 +64,7 @@ def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table
     """Returns the layers of the Universal Speech Model. prefix: common prefix of the config fields."""
     width, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{prefix}num_attention_heads"
-    config.divided(heads, width, config.size(heads))
+    config.quotient(heads, width, config.size(heads))
     mixer = {
         "num_attention_heads": config.size(heads),
         "relative_keys": True,
@@ -70,14 +72,14 @@ def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table
         "context_left": max(1, config.count(f"{prefix}attention_context_left")),
         "context_right": config.count(f"{prefix}attention_context_right"),
     }
-    kernel = config.size(f"{prefix}conv_kernel_size")
+    kernel_size = config.size(f"{prefix}conv_kernel_size")
     return {
         "type": "conformer",
         "hidden_size": width,
         "subsampling": subsampling,
         "num_hidden_layers": config.size(f"{prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": kernel, "hidden_act": act, "norm": norm},
+        "convolution": {"kernel_size": kernel_size, "hidden_act": act, "norm": norm},
         "feed_forward": mlp(4 * width, act, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
@@ -93,7 +95,7 @@ def _read_pair(config: Config, name: str) -> list[int]:
         or len(pair) != 2
         or any(type(size) is not int or not 0 < size <= LARGEST for size in pair)
     ):
-        raise config.wrong(name, pair, "two positive whole numbers")
+        raise config.error(name, pair, "two positive whole numbers")
     return list(pair)
 
 
@@ -101,17 +103,19 @@ def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
     first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
-        raise config.wrong("subsampling_conv_channels", first_channels, "4 channels or more")
+        raise config.error("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(config.number("rms_norm_eps"), bias=False)
     subsampling = {
         "num_mel_bins": first_channels // 4 * 4,
         "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
         "norm": norm,
     }
-    output_width, act = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
+    output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamps = 4 * 10 if config.flag("use_clipped_linears") else 0
     audio = {"type": "recording", **GEMMA4_FRAMES}
-    tower = _conformer_encoder(config, "", act, subsampling, output_size=output_width, clamps=clamps, audio=audio)
+    tower = _conformer_encoder(
+        config, "", activation, subsampling, output_size=output_width, clamps=clamps, audio=audio
+    )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
@@ -167,13 +171,13 @@ def _read_gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 3n's vision encoder and its embedder, which the class reshapes to a fixed number of embeddings."""
     tokens, architecture = wrapper.size("vision_soft_tokens_per_image"), config.text("architecture")
     if tokens != GEMMA3N_IMAGE["tokens"]:
-        raise wrapper.wrong("vision_soft_tokens_per_image", tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives")
+        raise wrapper.error("vision_soft_tokens_per_image", tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives")
     if config.size("hidden_size") != OUTPUT_WIDTH:
-        raise config.wrong("hidden_size", config.size("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
+        raise config.error("hidden_size", config.size("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
     if architecture != "mobilenetv5_300m_enc":
-        raise config.wrong("architecture", architecture, "mobilenetv5_300m_enc")
+        raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
-        raise config.wrong("model_args", config.get("model_args"), "none, because they change the architecture")
+        raise config.error("model_args", config.get("model_args"), "none, because they change the architecture")
     return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, width)}
 
 
@@ -197,8 +201,8 @@ def _read_pairs(config: Config, name: str) -> list[list[int]]:
     """Reads two (time, frequency) pairs of sizes."""
     pairs = config.get(name)
     if not isinstance(pairs, list | tuple) or len(pairs) != 2:
-        raise config.wrong(name, pairs, "two pairs of positive whole numbers")
-    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
+        raise config.error(name, pairs, "two pairs of positive whole numbers")
+    return [_read_pair(Config({name: pair}, {}, config.model_type, location=config.location), name) for pair in pairs]
 
 
 GEMMA4_VISION: Table = {
@@ -268,7 +272,7 @@ IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "num_classes", "vocab_off
 GEMMA4 = {
     "vision_config": Section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
     "audio_config": Section(
-        _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, default_section=None, ignored=AUDIO_FIELDS
+        _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, default_section=None, ignored_fields=AUDIO_FIELDS
     ),
 }
 
@@ -281,7 +285,7 @@ WRAPPERS = {
             _read_unified_vision,
             {"gemma4_unified_vision": UNIFIED_VISION},
             default_section=None,
-            ignored=frozenset({"model_patch_size"}),
+            ignored_fields=frozenset({"model_patch_size"}),
         ),
         "audio_config": Section(
             _read_unified_audio,
@@ -302,8 +306,8 @@ WRAPPERS = {
                 }
             },
             {"vision_soft_tokens_per_image": 256},
-            ignored=IMAGE_FIELDS,
+            ignored_fields=IMAGE_FIELDS,
         ),
-        "audio_config": Section(_read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=AUDIO_FIELDS),
+        "audio_config": Section(_read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored_fields=AUDIO_FIELDS),
     },
 }

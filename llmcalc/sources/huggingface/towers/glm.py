@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped, glu, layer_table, layernorm, qk_norm, rmsnorm
-from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vit
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped_swiglu, glu, layer_table, layernorm, qk_norm, rmsnorm
+from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
@@ -36,7 +36,7 @@ def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
 
     The gate of its merger is clamped, too, which a projector does not describe.
     """
-    config.must("hidden_act", "silu")
+    config.require("hidden_act", "silu")
     return _encoder_with_qk_norm(config, config.size("projection_intermediate_size"), clamps_gate=True)
 
 
@@ -44,19 +44,23 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
     """Returns an encoder with QK-norm, and its merger."""
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
-    network = clamped(glu(config, bias)) if clamps_gate else glu(config, bias)
+    network = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
     return _with_merger(config, layer_table(attention, network, norm), {"final_norm": norm}, merger_width)
 
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
-    h, out, act = config.size("hidden_size"), config.size("out_hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    h, output_width, activation = (
+        config.size("hidden_size"),
+        config.size("out_hidden_size"),
+        config.choice(ACTIVATIONS, "hidden_act"),
+    )
     patches = {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
         "bias": True,
     }
-    image = {
+    image_rule = {
         "type": "smart_resize",
         "merge": config.size("spatial_merge_size"),
         "min_pixels": LEAST_PIXELS,
@@ -64,13 +68,15 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "frames": config.size("temporal_patch_size"),
         "enlarge": True,
     }
-    tower = vit(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
-    gated = [{"size": 2 * merger_width, "hidden_act": act, "gated": True}, {"size": out}]
+    tower = vision_transformer(config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **fields)
+    gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,
-        "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),
-        "visual_merger": projector(out, (out, False, "identity"), out_norm=layernorm(), out_act="gelu"),
-        "visual_network": {**projector(out), "maps": gated},
+        "visual_downsample": projector(h, (output_width, True, "identity"), merge=config.size("spatial_merge_size")),
+        "visual_merger": projector(
+            output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
+        ),
+        "visual_network": {**projector(output_width), "maps": gated_layers},
     }
 
 
@@ -104,7 +110,7 @@ WRAPPERS = {
     "glm5_next": vision_section(
         _read_glm5_next,
         {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
-        ignored=frozenset({"swiglu_limit"}),
+        ignored_fields=frozenset({"swiglu_limit"}),
     ),
     "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V}),
     "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),

@@ -21,9 +21,9 @@ from .section import (
     require_one_layer,
     self_attention,
     two_layer_projector,
-    two_layers,
+    two_linear_layers,
     vision_section,
-    vit,
+    vision_transformer,
 )
 from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
@@ -112,13 +112,13 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
     layers = layers_of_features(wrapper)
-    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
-    image = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
+    image_rule = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image,
+        "vision_tower": ENCODERS[config.model_type](config) | image_rule,
         "multi_modal_projector": projector(
-            layers * config.size("hidden_size"), *maps, norm=norm, encoder_layers=layers
+            layers * config.size("hidden_size"), *linear_layers, norm=norm, encoder_layers=layers
         ),
     }
 
@@ -127,15 +127,15 @@ def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
         "vision_model": {**siglip_encoder(config), "image": _fixed_rule(config)},
-        "aligner": projector(config.size("hidden_size"), *two_layers(width)),
+        "aligner": projector(config.size("hidden_size"), *two_linear_layers(width)),
     }
 
 
 def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
-    merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
-    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
-    tokens = patches_per_side(config) ** 2 // merge**2
+    merge_size, image_size = wrapper.size("scale_factor"), config.size("image_size")
+    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge_size)
+    tokens = patches_per_side(config) ** 2 // merge_size**2
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
@@ -158,10 +158,10 @@ def _read_aria(wrapper: Config, config: Config, width: int) -> Table:
         "projected": False,
         "double_projections": True,
     }
-    maps = two_layers(width, "gelu_tanh", bias=False)
+    linear_layers = two_linear_layers(width, "gelu_tanh", bias=False)
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(hidden, *maps, norm=norm, resampler=resampler),
+        "multi_modal_projector": projector(hidden, *linear_layers, norm=norm, resampler=resampler),
     }
 
 
@@ -174,7 +174,7 @@ def _read_query_counts(wrapper: Config) -> dict[int, int]:
     except (AttributeError, TypeError, ValueError):
         queries_of_patches = {}
     if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):
-        raise wrapper.wrong(
+        raise wrapper.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
         )
     return queries_of_patches
@@ -182,31 +182,31 @@ def _read_query_counts(wrapper: Config) -> dict[int, int]:
 
 def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches."""
-    config.must("use_mask_token", False)
+    config.require("use_mask_token", False)
     require_one_layer(wrapper)
-    merge = merged_square_side(wrapper, "downsample_ratio")
+    merge_size = merged_square_side(wrapper, "downsample_ratio")
     square_config = config.with_fields(**{name: _square_size(config, name) for name in ("image_size", "patch_size")})
     patches = patches_per_side(square_config) ** 2
-    image = {
+    image_rule = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
-        "tokens": max(patches // merge**2, 1),
+        "tokens": max(patches // merge_size**2, 1),
         "marks": 2,
     }
     positions: Table = {"positions": {"rows": patches + 1}} if config.flag("use_absolute_position_embeddings") else {}
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
-    tower = vit(
+    tower = vision_transformer(
         square_config,
         internvit_layer(config, config.flag("attention_bias"), config.flag("use_qk_norm")),
         stack=final_norm,
         patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
-        image=image,
+        image=image_rule,
         **positions,
     )
-    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(), norm_of="merged")
+    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -256,10 +256,7 @@ LLAVA: Table = {
     "multimodal_projector_bias": True,
     "vision_feature_select_strategy": "default",
 }
-LLAVA_NEXT: Table = {
-    **LLAVA,
-    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-}
+LLAVA_NEXT: Table = {**LLAVA, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
 ONEVISION: Table = {
     **LLAVA,
     "vision_feature_layer": -1,
@@ -325,14 +322,16 @@ WRAPPERS = {
         _read_aria,
         {"idefics3_vision": IDEFICS3},
         {"projector_patch_to_query_dict": ARIA_QUERIES, "vision_feature_layer": -1},
-        ignored=frozenset({"attention_heads"}),
+        ignored_fields=frozenset({"attention_heads"}),
     ),
     "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2}),
-    "internvl": vision_section(read_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT_FIELDS),
+    "internvl": vision_section(
+        read_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored_fields=BEIT_FIELDS
+    ),
     "qianfan_ocr": vision_section(
         read_internvl,
         {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}},
         INTERNVL_PROJECTOR,
-        ignored=BEIT_FIELDS,
+        ignored_fields=BEIT_FIELDS,
     ),
 }

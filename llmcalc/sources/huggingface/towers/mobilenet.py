@@ -17,22 +17,26 @@ OUTPUT_WIDTH = 2048
 
 def mobilenet_v5() -> Table:
     """Returns the encoder that timm calls `mobilenetv5_300m_enc`."""
-    edge = {"type": "edge", "channels": 128, "intermediate_size": 512}
+    edge_block = {"type": "edge", "channels": 128, "intermediate_size": 512}
     stages = [
-        [_group({**edge, "intermediate_size": 256, "stride": 2}), _group(edge, repeat=2)],
+        [_block_group({**edge_block, "intermediate_size": 256, "stride": 2}), _block_group(edge_block, repeat=2)],
         [
-            _group(_inverted(256, 768, start_kernel=3, mid_kernel=5, stride=2)),
-            _group(_inverted(256, 1024, start_kernel=5), _inverted(256, 1024, start_kernel=3), repeat=2),
+            _block_group(_inverted_bottleneck(256, 768, start_kernel=3, mid_kernel=5, stride=2)),
+            _block_group(
+                _inverted_bottleneck(256, 1024, start_kernel=5),
+                _inverted_bottleneck(256, 1024, start_kernel=3),
+                repeat=2,
+            ),
         ],
         [
-            _group(_inverted(640, 1536, start_kernel=5, mid_kernel=5, stride=2)),
-            _group(_inverted(640, 2560, start_kernel=5), repeat=7),
-            _group(_inverted(640, 640)),
-            _group(_attention(12, 64, kv_stride=2), _inverted(640, 1280), repeat=14),
+            _block_group(_inverted_bottleneck(640, 1536, start_kernel=5, mid_kernel=5, stride=2)),
+            _block_group(_inverted_bottleneck(640, 2560, start_kernel=5), repeat=7),
+            _block_group(_inverted_bottleneck(640, 640)),
+            _block_group(_attention(12, 64, kv_stride=2), _inverted_bottleneck(640, 1280), repeat=14),
         ],
         [
-            _group(_inverted(1280, 3840, start_kernel=5, mid_kernel=5, stride=2)),
-            _group(_attention(16, 96), _inverted(1280, 2560), repeat=19),
+            _block_group(_inverted_bottleneck(1280, 3840, start_kernel=5, mid_kernel=5, stride=2)),
+            _block_group(_attention(16, 96), _inverted_bottleneck(1280, 2560), repeat=19),
         ],
     ]
     return {
@@ -47,11 +51,11 @@ def mobilenet_v5() -> Table:
     }
 
 
-def _group(*blocks: Table, repeat: int = 1) -> Table:
+def _block_group(*blocks: Table, repeat: int = 1) -> Table:
     return {"blocks": list(blocks), "repeat": repeat}
 
 
-def _inverted(channels: int, inner_channels: int, **fields: Any) -> Table:
+def _inverted_bottleneck(channels: int, inner_channels: int, **fields: Any) -> Table:
     return {"type": "inverted", "channels": channels, "intermediate_size": inner_channels, **fields}
 
 

@@ -12,7 +12,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
 from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
 from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
-from .section import Section, projector, self_attention, two_layers
+from .section import Section, projector, self_attention, two_linear_layers
 
 
 def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **attention: Any) -> Table:
@@ -29,11 +29,11 @@ def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **a
 
 
 def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2.5-Omni's: Whisper's convolutions in chunks, and the mean of pairs of positions.
+    """Reads Qwen2.5-Omni's audio encoder: Whisper's convolutions in chunks, and the mean of pairs of positions.
 
     Its table of two vectors marks the ends of a recording.
     """
-    config.must("output_dim", width)
+    config.require("output_dim", width)
     chunk = 2 * config.size("n_window")
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
     audio = {"type": "chunks", "chunk": chunk, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
@@ -48,15 +48,15 @@ def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_qwen3_audio(wrapper: Config, config: Config, width: int, whole_chunks: bool = False) -> Table:
-    """Reads Qwen3-Omni's: three convolutions over time and frequency in chunks, and two linear layers.
+    """Reads Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
     whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
-    config.must("output_dim", width)
+    config.require("output_dim", width)
     chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
     windows = config.size("n_window_infer") // chunk
     if not windows:
-        raise config.wrong("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
+        raise config.error("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
     subsampling = {
         "num_mel_bins": config.size("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,
@@ -68,8 +68,8 @@ def _read_qwen3_audio(wrapper: Config, config: Config, width: int, whole_chunks:
     stem = {"type": "spectrum", "subsampling": subsampling}
     tower = _chunked_encoder(config, stem, -(-chunk // 8) * windows, audio, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
-    h, act = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
-    return {"audio_tower": tower, "audio_projector": projector(h, *two_layers(width, act, inner_width=h))}
+    h, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
+    return {"audio_tower": tower, "audio_projector": projector(h, *two_linear_layers(width, activation, inner_width=h))}
 
 
 def _read_qwen3_asr(wrapper: Config, config: Config, width: int) -> Table:
@@ -100,26 +100,26 @@ QWEN3_ASR: Table = {
 QWEN3_AUDIO_SECTION = Section(
     _read_qwen3_audio,
     {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO},
-    ignored=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
+    ignored_fields=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
     aliases={name: other for other, name in WHISPER_NAMES.items()},
 )
 
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
         "vision_config": Section(
-            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored=IGNORED | {"embed_dim"}
+            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED | {"embed_dim"}
         ),
         "audio_config": Section(
-            _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored=AUDIO_FIELDS
+            _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored_fields=AUDIO_FIELDS
         ),
     },
     "qwen3_omni_moe_thinker": {
-        "vision_config": Section(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored=IGNORED),
+        "vision_config": Section(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
         "audio_config": QWEN3_AUDIO_SECTION,
     },
     "qwen3_asr": {
         "audio_config": replace(
-            QWEN3_AUDIO_SECTION, read=_read_qwen3_asr, defaults_by_type={"qwen3_asr_encoder": QWEN3_ASR}
+            QWEN3_AUDIO_SECTION, read_tower=_read_qwen3_asr, defaults_by_type={"qwen3_asr_encoder": QWEN3_ASR}
         )
     },
 }

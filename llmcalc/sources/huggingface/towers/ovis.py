@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
-from .section import IGNORED, ROTARY, Section, patches_per_side, projector, self_attention, vision_section, vit
+from .section import (
+    IGNORED,
+    ROTARY,
+    Section,
+    patches_per_side,
+    projector,
+    self_attention,
+    vision_section,
+    vision_transformer,
+)
 from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
@@ -19,7 +28,7 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    wrapper.must("hidden_size", width)
+    wrapper.require("hidden_size", width)
     indicators = config.size("num_visual_indicator_tokens")
     tower = _with_image_rule(_aimv2(config), config, config)
     return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), width, indicators)}
@@ -27,9 +36,9 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
-    merge = config.size("hidden_stride")
-    image = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge}
-    return {**tower, "image": image}
+    merge_size = config.size("hidden_stride")
+    image_rule = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge_size}
+    return {**tower, "image": image_rule}
 
 
 OVIS_TILES = 9
@@ -40,7 +49,7 @@ def _aimv2(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
-    return vit(
+    return vision_transformer(
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
@@ -51,38 +60,38 @@ def _aimv2(config: Config) -> Table:
 
 def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
-    config.must("drop_cls_token", False)
-    config.must("depths", None)
+    config.require("drop_cls_token", False)
+    config.require("depths", None)
     fields = config.table("backbone_config")
-    kinds = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
-    backbone_type = fields.get("model_type", kinds[config.model_type])
-    where = f"{config.where}backbone_config."
+    types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
+    backbone_type = fields.get("model_type", types_by_tokenizer[config.model_type])
+    location = f"{config.location}backbone_config."
     if backbone_type == "siglip_vision_model":
-        backbone = Config(fields, SIGLIP, backbone_type, where=where)
+        backbone = Config(fields, SIGLIP, backbone_type, location=location)
         tower = siglip_encoder(backbone)
     elif backbone_type == "aimv2":
-        backbone = Config(fields, AIMV2, backbone_type, where=where, aliases={"mlp_bias": "use_bias"})
+        backbone = Config(fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
         tower = _aimv2(backbone)
     else:
-        raise config.wrong("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+        raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone, config)
-    backbone.close(IGNORED | BACKBONE_FIELDS)
+    backbone.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
     return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}
 
 
 def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
-    config.must("temporal_patch_size", 1)
-    config.must("fullatt_block_indexes", None)
+    config.require("temporal_patch_size", 1)
+    config.require("fullatt_block_indexes", None)
     patches = config.get("num_patches")
     rows = patches if type(patches) is int and patches > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, rows if config.flag("preserve_original_pe") else 0, **rope)
     pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
+    image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
-        "vision_tower": {**tower, "image": image},
+        "vision_tower": {**tower, "image": image_rule},
         **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
     }
 
@@ -101,7 +110,7 @@ def _visual_words(
     vocabulary = vocabulary or config.size("vocab_size")
     words = vocabulary - indicators
     if words < 1:
-        raise config.wrong("vocab_size", vocabulary, f"more than the {indicators} that mark images")
+        raise config.error("vocab_size", vocabulary, f"more than the {indicators} that mark images")
     head = projector(
         encoder_width, (words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
@@ -127,13 +136,7 @@ AIMV2: Table = {
     "hidden_stride": 1,
     "num_visual_indicator_tokens": 5,
 }
-OVIS: Table = {
-    "vocab_size": 16384,
-    "hidden_stride": 1,
-    "drop_cls_token": False,
-    "depths": None,
-    "backbone_config": {},
-}
+OVIS: Table = {"vocab_size": 16384, "hidden_stride": 1, "drop_cls_token": False, "depths": None, "backbone_config": {}}
 NAVIT: Table = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -162,7 +165,7 @@ WRAPPERS = {
             _read_ovis,
             {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
             default_section=None,
-            ignored=TOKENIZER_FIELDS,
+            ignored_fields=TOKENIZER_FIELDS,
         )
     },
     "ovis2_5": {
@@ -171,13 +174,13 @@ WRAPPERS = {
             {"siglip2_navit": NAVIT},
             {"visual_vocab_size": 65536},
             default_section=None,
-            ignored=frozenset({"attention_dropout", "window_size"}),
+            ignored_fields=frozenset({"attention_dropout", "window_size"}),
         )
     },
     "ovis2": vision_section(
         _read_ovis2,
         {"ovis2_vision": AIMV2},
         {"hidden_size": 1536},
-        ignored=frozenset({"attention_dropout", "tokenize_function"}),
+        ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),
 }

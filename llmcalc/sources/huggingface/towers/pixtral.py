@@ -18,9 +18,9 @@ from .section import (
     require_one_layer,
     self_attention,
     two_layer_projector,
-    two_layers,
+    two_linear_layers,
     vision_section,
-    vit,
+    vision_transformer,
 )
 
 
@@ -28,29 +28,31 @@ def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
-    return vit(config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")})
+    return vision_transformer(
+        config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")}
+    )
 
 
 def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(wrapper)
-    merge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    merger = two_layer_projector(wrapper, h, width, merge=merge, norm=rmsnorm(1e-5))
-    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge}
+    merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
+    merger = two_layer_projector(wrapper, h, width, merge=merge_size, norm=rmsnorm(1e-5))
+    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
     return {
-        "vision_tower": {**pixtral_encoder(config), "image": image},
+        "vision_tower": {**pixtral_encoder(config), "image": image_rule},
         "multi_modal_projector": {**merger, "maps": [{"size": h}, *merger["maps"]]},
     }
 
 
 def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
-    edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    maps = ((h, False, "identity"), *two_layers(width, bias=False))
-    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": edge, "line_marks": False}
+    merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
+    linear_layers = ((h, False, "identity"), *two_linear_layers(width, bias=False))
+    image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
     return {
-        "vision_encoder": {**pixtral_encoder(config), "image": image},
-        "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
+        "vision_encoder": {**pixtral_encoder(config), "image": image_rule},
+        "vision_projection": projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
 
@@ -58,9 +60,9 @@ LLAMA4_TILES = 16
 """The most tiles of an image in the published processors of Llama 4."""
 
 
-def _tile_rule(config: Config, merge: int) -> Table:
+def _tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
-    tokens = max(patches_per_side(config) ** 2 // merge**2, 1)
+    tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
     return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
 
 
@@ -69,54 +71,56 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
 
     The adapter has two linear layers.
     """
-    h, adapter_width, out = (config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim"))
-    merge = merged_square_side(config, "pixel_shuffle_ratio")
-    config.must("intermediate_size", h * merge * merge)
-    config.must("projector_input_dim", out)
-    config.must("vision_output_dim", out)
+    h, adapter_width, output_width = (
+        config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim")
+    )
+    merge_size = merged_square_side(config, "pixel_shuffle_ratio")
+    config.require("intermediate_size", h * merge_size * merge_size)
+    config.require("projector_input_dim", output_width)
+    config.require("vision_output_dim", output_width)
     norm = layernorm(config.number("norm_eps"))
-    tower = vit(
+    tower = vision_transformer(
         config,
         biased_layer(config, norm, **ROTARY),
         stack={"embedding_norm": norm, "final_norm": norm},
         patches={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        image=_tile_rule(config, merge),
+        image=_tile_rule(config, merge_size),
     )
     return {
         "vision_model": tower,
-        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge),
-        "multi_modal_projector": projector(out, (width, False, "identity")),
+        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size),
+        "multi_modal_projector": projector(output_width, (width, False, "identity")),
     }
 
 
 def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.size("num_key_value_heads")
-    config.divided("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
+    config.quotient("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
     attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm(norm))
-    kernel = config.size("conv_kernel_size")
-    if kernel % 2 == 0:
-        raise config.wrong("conv_kernel_size", kernel, "an odd number")
+    kernel_size = config.size("conv_kernel_size")
+    if kernel_size % 2 == 0:
+        raise config.error("conv_kernel_size", kernel_size, "an odd number")
     mixers: Table = {
-        "conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True},
+        "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
         "full": {"type": "attention", **attention},
     }
-    default = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
-    names = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
+    default_kinds = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
     network = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
-    block = layer_table(mixers[names[0]], network, norm)
-    kinds = {name: {"attention": mixers[name]} for name in dict.fromkeys(names)}
-    layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
+    block = layer_table(mixers[layer_kinds[0]], network, norm)
+    layer_changes = {name: {"attention": mixers[name]} for name in dict.fromkeys(layer_kinds)}
+    layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    tower = vit(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps, merge = (
-        two_layers(width, act, bias, wrapper.size("projector_hidden_size")),
+    tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers, merge_size = (
+        two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size")),
         config.size("spatial_merge_size"),
     )
-    merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(1e-6))
+    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
@@ -128,14 +132,14 @@ def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
     eps, h = config.number("rms_norm_eps"), config.size("hidden_size")
     rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    merge = config.size("spatial_merge_size")
-    image = {"type": "smart_resize", "merge": merge, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
+    merge_size = config.size("spatial_merge_size")
+    image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
-    tower = vit(config, block, patches=patches, positions={"rows": rows}, image=image)
-    maps = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *maps, merge=merge, norm=rmsnorm(eps))
-    marks: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    mark_projector = projector(4 * h, (width, True, "identity"), **marks)
+    tower = vision_transformer(config, block, patches=patches, positions={"rows": rows}, image=image_rule)
+    linear_layers = two_linear_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
+    merger = projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
+    marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
+    mark_projector = projector(4 * h, (width, True, "identity"), **marker_vectors)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
 
 
@@ -235,5 +239,5 @@ WRAPPERS = {
         {"lfm3_vl_vision": LFM3},
         {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
     ),
-    "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN}, ignored=HUNYUAN_FIELDS),
+    "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN}, ignored_fields=HUNYUAN_FIELDS),
 }

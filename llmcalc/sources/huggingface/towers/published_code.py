@@ -26,9 +26,9 @@ from .section import (
     patches_per_side,
     projector,
     self_attention,
-    two_layers,
+    two_linear_layers,
     vision_section,
-    vit,
+    vision_transformer,
 )
 from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
@@ -38,7 +38,7 @@ DUMMY_HEADS = 7
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beyond the config's number."""
-    return vit(
+    return vision_transformer(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
         patches={"num_channels": config.size("num_channels"), "bias": True},
@@ -49,37 +49,39 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
 
 def _patch_merger(wrapper: Config, encoder_width: int, *maps: LinearLayer) -> Table:
     """Returns InternVL's projector: a norm on merged patches, and linear layers."""
-    merge = merged_square_side(wrapper, "downsample_ratio")
-    return projector(encoder_width, *maps, merge=merge, norm=layernorm(), norm_of="merged")
+    merge_size = merged_square_side(wrapper, "downsample_ratio")
+    return projector(encoder_width, *maps, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
 def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
-    wrapper.must("select_layer", -1)
+    wrapper.require("select_layer", -1)
     tokens = max(patches_per_side(config) ** 2 // merged_square_side(wrapper, "downsample_ratio") ** 2, 1)
-    image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
+    image_rule = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
     towers = _read_internvit_chat(wrapper, config, width)
-    towers["vision_model"]["image"] = {**image, "tokens": tokens, "marks": 2}
+    towers["vision_model"]["image"] = {**image_rule, "tokens": tokens, "marks": 2}
     return towers
 
 
 def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads a class with InternVL's encoder and projector, without an image rule."""
-    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
+    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_linear_layers(width))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
 def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
-    text = wrapper.table("llm_config")
-    ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
-    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width, bias=False, inner_width=ffn_width))
+    text_config = wrapper.table("llm_config")
+    ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").size("intermediate_size")
+    merger = _patch_merger(
+        wrapper, config.size("hidden_size"), *two_linear_layers(width, bias=False, inner_width=ffn_width)
+    )
     return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
 
 def _read_eagle(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Eagle 2.5: SigLIP with InternVL's projector."""
-    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
+    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_linear_layers(width))
     return {"vision_model": siglip_encoder(config), "vision_projector": merger}
 
 
@@ -103,18 +105,22 @@ KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
 
 def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
-    wrapper.must("mlp_connector_layers", 2)
+    wrapper.require("mlp_connector_layers", 2)
     rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
     tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
-    maps = {"maps": projector(1, *two_layers(width))["maps"], "norm": layernorm(), "norm_of": "merged"}
-    return {"vision_model": tower, "vision_projector": merger | maps}
+    projector_fields = {
+        "maps": projector(1, *two_linear_layers(width))["maps"],
+        "norm": layernorm(),
+        "norm_of": "merged",
+    }
+    return {"vision_model": tower, "vision_projector": merger | projector_fields}
 
 
 def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
-    config.must("text_hidden_size", width)
-    config.must("temporal_patch_size", 1)
-    norm, h, merge = (
+    config.require("text_hidden_size", width)
+    config.require("temporal_patch_size", 1)
+    norm, h, merge_size = (
         layernorm(config.number("layer_norm_eps")),
         config.size("hidden_size"),
         config.size("spatial_merge_size"),
@@ -122,7 +128,7 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     angles = block["attention"]["head_dim"] // 2
     config.notes.append(f"class_pos_emb: the learned angles of the class vector are not counted: {angles} parameters")
-    tower = vit(
+    tower = vision_transformer(
         config,
         block,
         depth="depth",
@@ -130,7 +136,9 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
         patches={"num_channels": config.size("in_channels")},
         class_embedding=True,
     )
-    merger = projector(h, *two_layers(width, inner_width=h * merge * merge), merge=merge, norm=norm)
+    merger = projector(
+        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+    )
     return {"visual": tower, "visual_merger": merger}
 
 
@@ -146,13 +154,13 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     }
     for name, value in expected.items():
         if config.get(name) is not None:
-            config.must(name, value)
-    config.must("text_hidden_size", width)
+            config.require(name, value)
+    config.require("text_hidden_size", width)
     norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
     attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
-    tower = vit(
+    tower = vision_transformer(
         config,
         layer_table(attention, network, norm),
         stack={"final_norm": norm},
@@ -160,11 +168,11 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
     h = config.size("hidden_size")
-    merged_width = 4 * (config.maybe("mm_hidden_size") or h)
-    maps = two_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
+    merged_width = 4 * (config.optional_size("mm_hidden_size") or h)
+    linear_layers = two_linear_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
+    return {"vision_tower": tower, "mm_projector": projector(h, *linear_layers, merge=2, out_norm=out_norm)}
 
 
 KIMI_K3_PATCHES = 65536
@@ -175,19 +183,19 @@ def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
     """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
     width, ratio = config.size("width"), config.number("mlp_ratio")
     if not 0 < ratio <= 100:
-        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
+        raise config.error("mlp_ratio", ratio, "a number between 0 and 100")
     usual_config = config.with_fields(hidden_size=width)
     return usual_config, biased_layer(usual_config, norm, heads="heads", network=mlp(int(width * ratio), "gelu"))
 
 
 def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
-    wrapper.must("tile_tag", "2D")
-    config.must("class_token", False)
-    config.must("global_pool", "map")
+    wrapper.require("tile_tag", "2D")
+    config.require("class_token", False)
+    config.require("global_pool", "map")
     h, norm = config.size("width"), layernorm(1e-6)
     timm_config, block = _with_width(config, norm)
-    tower = vit(
+    tower = vision_transformer(
         timm_config,
         block,
         depth="layers",
@@ -196,55 +204,57 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", where="projector_config.")
-    fields.must("projector_type", "downsample_mlp_gelu")
-    fields.must("token_pooling", False)
-    fields.must("n_embed", width)
-    fields.must("input_dim", h)
+    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config.")
+    fields.require("projector_type", "downsample_mlp_gelu")
+    fields.require("token_pooling", False)
+    fields.require("n_embed", width)
+    fields.require("input_dim", h)
     inner_width = width * fields.size("mlp_ratio")
-    maps = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
-    if not 2 <= len(maps) <= 10:
-        raise fields.wrong("depth", fields.get("depth"), "2 to 10")
+    linear_layers = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
+    if not 2 <= len(linear_layers) <= 10:
+        raise fields.error("depth", fields.get("depth"), "2 to 10")
     return {
         "vision": tower,
-        "projector": projector(h, *maps, merge=fields.size("downsample_ratio"), output_marks=2),
+        "projector": projector(h, *linear_layers, merge=fields.size("downsample_ratio"), output_marks=2),
     }
 
 
 def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
-    h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    maps = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
+    h, merge_size = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
+    linear_layers = two_linear_layers(width, "silu", bias=False, inner_width=4 * h * merge_size**2)
     tower = siglip_of_rows(config, config.size("num_patches"))
-    return {"vision_embedding": tower, "vision_projector": projector(h, *maps, merge=merge)}
+    return {"vision_embedding": tower, "vision_projector": projector(h, *linear_layers, merge=merge_size)}
 
 
 def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, network=glu(config), **ROTARY)
-    tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True})
-    merge = config.size("downsample_ratio")
-    aligner = projector(config.size("hidden_size"), *two_layers(width), merge=merge, output_marks=3)
+    tower = vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True})
+    merge_size = config.size("downsample_ratio")
+    aligner = projector(config.size("hidden_size"), *two_linear_layers(width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
 
 
 def _read_dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
-    config.must("hidden_size", width)
+    config.require("hidden_size", width)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     patches = {name: config.size(name) for name in ("num_channels", "temporal_patch_size")}
-    h, edge = config.size("embed_dim"), config.size("spatial_merge_size")
-    tower = vit(
+    h, merge_size = config.size("embed_dim"), config.size("spatial_merge_size")
+    tower = vision_transformer(
         config.with_fields(hidden_size=h),
         layer_table(attention, glu(config, bias), norm),
         stack={"embedding_norm": norm, **final_norm},
         patches={**patches, "bias": True},
     )
-    merger = projector(h, *two_layers(width, inner_width=h * edge * edge), merge=edge, norm=layernorm(1e-6))
+    merger = projector(
+        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=layernorm(1e-6)
+    )
     return {"vision_tower": tower, "vision_merger": merger}
 
 
@@ -273,11 +283,11 @@ def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
 
 def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
-    h, edge = config.size("hidden_size"), 2
-    config.must("spatial_merge_size", edge)
+    h, merge_size = config.size("hidden_size"), 2
+    config.require("spatial_merge_size", merge_size)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
-    maps = two_layers(width, inner_width=h * edge * edge)
-    merger = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
+    linear_layers = two_linear_layers(width, inner_width=h * merge_size * merge_size)
+    merger = projector(h, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
 
 
@@ -289,7 +299,7 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
     inner_width = wrapper.size("ffn_hidden_size")
     block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
-    tower = vit(
+    tower = vision_transformer(
         config,
         block,
         patches={"num_channels": config.size("in_channels"), "bias": True},
@@ -299,8 +309,8 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     merging_projector = projector(
         h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
     )
-    gated = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
-    adapter = {**projector(width), "maps": gated, "output_marks": 2}
+    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
+    adapter = {**projector(width), "maps": gated_layers, "output_marks": 2}
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
@@ -310,7 +320,7 @@ def _query_projector(config: Config, input_width: int, width: int, queries: int,
     input_width: the encoder's width. width: that of the queries, with heads of 128.
     """
     if width % HEAD_DIM:
-        raise config.wrong("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
+        raise config.error("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
     attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
     resampler = {"queries": queries, "hidden_size": width, "attention": attention, "norm": norm}
@@ -335,13 +345,13 @@ def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
     if wrapper.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
         if depth < 2:
-            raise config.wrong("num_hidden_layers", depth, "at least 2, for the last one is dropped")
+            raise config.error("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
     queries = wrapper.size("query_num")
     if str(wrapper.get("version")) in MINICPM_SLICED:
         stated_sizes = wrapper.table("slice_config") if wrapper.has("slice_config") else {}
-        sizes = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", where="slice_config.")
-        limits = {"size": sizes.size("scale_resolution"), "max_slices": sizes.size("max_slice_nums")}
+        slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
+        limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
         tower["image"] = {"type": "slices", **limits, "tokens": queries}
     return {
         "vision": tower,
@@ -358,10 +368,10 @@ MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
 
 def _read_qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
-    config.must("output_dim", width)
+    config.require("output_dim", width)
     norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width(config, norm)
-    tower = vit(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
+    tower = vision_transformer(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
     resampler = _query_projector(config, config.size("width"), width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 
@@ -371,24 +381,24 @@ def _read_moondream(wrapper: Config, config: Config, width: int) -> Table:
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """
-    wrapper.must("text_config", None)  # the field of the code of 2024, whose projector differs
-    sizes = config.section("vision", MOONDREAM)
-    sizes.must("proj_out_dim", width)
+    wrapper.require("text_config", None)  # the field of the code of 2024, whose projector differs
+    vision_config = config.section("vision", MOONDREAM)
+    vision_config.require("proj_out_dim", width)
     usual_names = {
-        "hidden_size": sizes.size("enc_dim"),
-        "intermediate_size": sizes.size("enc_ff_dim"),
-        "num_hidden_layers": sizes.size("enc_n_layers"),
-        "num_attention_heads": sizes.size("enc_n_heads"),
-        "num_channels": sizes.size("in_channels"),
-        "patch_size": sizes.size("enc_patch_size"),
-        "image_size": sizes.size("crop_size"),
+        "hidden_size": vision_config.size("enc_dim"),
+        "intermediate_size": vision_config.size("enc_ff_dim"),
+        "num_hidden_layers": vision_config.size("enc_n_layers"),
+        "num_attention_heads": vision_config.size("enc_n_heads"),
+        "num_channels": vision_config.size("in_channels"),
+        "patch_size": vision_config.size("enc_patch_size"),
+        "image_size": vision_config.size("crop_size"),
     }
-    maps = two_layers(width, "gelu_tanh", inner_width=sizes.size("proj_inner_dim"))
-    sizes.close(frozenset({"max_crops", "overlap_margin"}))
-    config.unknown += sizes.unknown
-    tower_config = Config(usual_names, SIGLIP, config.model_type, where=sizes.where)
+    linear_layers = two_linear_layers(width, "gelu_tanh", inner_width=vision_config.size("proj_inner_dim"))
+    vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
+    config.unknown += vision_config.unknown
+    tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
     tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
-    return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *maps, frames=2)}
+    return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *linear_layers, frames=2)}
 
 
 QWEN_VL_ROWS = 256
@@ -400,12 +410,12 @@ def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """
-    config.must("name", "clip_vision_model")
-    config.must("image_dim_out", CLIP_LARGE["hidden_size"])
-    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", where=config.where)
+    config.require("name", "clip_vision_model")
+    config.require("image_dim_out", CLIP_LARGE["hidden_size"])
+    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
     return {
         "vision_model": clip_encoder(clip_config),
-        "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_layers(width), merge=2, input_marks=2),
+        "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_linear_layers(width), merge=2, input_marks=2),
     }
 
 
@@ -540,7 +550,7 @@ MOONDREAM_SECTION = {
         _read_moondream,
         {"config": {}},
         {"text_config": None},
-        ignored=frozenset({"text", "region", "tokenizer", "tau"}),
+        ignored_fields=frozenset({"text", "region", "tokenizer", "tau"}),
         is_flat=True,
     )
 }
@@ -560,28 +570,30 @@ RICE: Table = {
 KIMI_K3_FIELDS = frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"})
 DEEPSEEK_V41_FIELDS = frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"})
 DOTS_SECTION = vision_section(
-    _read_dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
+    _read_dots_ocr, {"dots_vit": DOTS}, ignored_fields=frozenset({"is_causal", "init_merger_std", "initializer_range"})
 )
 MINICPM = vision_section(_read_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)
-INTERNVIT_CHAT = vision_section(_read_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)
+INTERNVIT_CHAT = vision_section(_read_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS)
 
 WRAPPERS = {
-    "internvl_chat": vision_section(_read_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS),
+    "internvl_chat": vision_section(
+        _read_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS
+    ),
     "h2ovl_chat": INTERNVIT_CHAT,
     "skywork_chat": INTERNVIT_CHAT,
-    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS),
+    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS),
     "interns1": vision_section(read_internvl, {"interns1_vision": INTERNVL}, INTERNVL_PROJECTOR, None),
     "eagle_2_5_vl": vision_section(_read_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None),
     "kimi_k3": vision_section(
-        _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
+        _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored_fields=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
     ),
-    "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"})),
+    "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored_fields=frozenset({"text_hidden_size"})),
     "llavaonevision1_5": vision_section(
-        _read_rice, {"rice_vit": RICE}, default_section=None, ignored=frozenset({"embed_dim"})
+        _read_rice, {"rice_vit": RICE}, default_section=None, ignored_fields=frozenset({"embed_dim"})
     ),
     "locateanything": vision_section(_read_locateanything, {"moonvit": MOONVIT}, {"mlp_connector_layers": 2}, None),
     "deepseek_v41": vision_section(
-        _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored=DEEPSEEK_V41_FIELDS
+        _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored_fields=DEEPSEEK_V41_FIELDS
     ),
     "deepseek_vl_v2": vision_section(
         _read_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS
@@ -591,16 +603,19 @@ WRAPPERS = {
     ),
     "dots_ocr": DOTS_SECTION,
     "dots_vlm": DOTS_SECTION,
-    "Keye": vision_section(_read_keye, KEYE_SECTION, default_section=None, ignored=KEYE_FIELDS),
-    "KeyeVL1_5": vision_section(_read_keye_1_5, KEYE_SECTION, default_section=None, ignored=KEYE_FIELDS),
+    "Keye": vision_section(_read_keye, KEYE_SECTION, default_section=None, ignored_fields=KEYE_FIELDS),
+    "KeyeVL1_5": vision_section(_read_keye_1_5, KEYE_SECTION, default_section=None, ignored_fields=KEYE_FIELDS),
     "chatglm": vision_section(
-        _read_glm4v, {"eva_clip": EVA}, default_section=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
+        _read_glm4v,
+        {"eva_clip": EVA},
+        default_section=None,
+        ignored_fields=frozenset({"dropout_prob", "scaling_factor"}),
     ),
     "minicpmv": MINICPM,
     "minicpmo": MINICPM,
     "qwen": {
         "visual": Section(
-            _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored=frozenset({"image_start_id"})
+            _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored_fields=frozenset({"image_start_id"})
         )
     },
     "moondream1": MOONDREAM_SECTION,
@@ -610,7 +625,7 @@ WRAPPERS = {
         "img_processor": Section(
             _read_phi3v,
             {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
-            ignored=frozenset({"model_name", "num_img_tokens"}),
+            ignored_fields=frozenset({"model_name", "num_img_tokens"}),
         )
     },
 }

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
-from .section import ROTARY, biased_layer, projector, two_layers, vision_section, vit
+from .section import ROTARY, biased_layer, projector, two_linear_layers, vision_section, vision_transformer
 
 PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 """Patch size → the least and the most pixels of an image in the published `preprocessor_config.json`.
@@ -43,15 +43,21 @@ def _patch_fields(config: Config, **fields: Any) -> Table:
 
 def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
-    edge = config.size("spatial_merge_size")
-    maps = two_layers(output_width, inner_width=width * edge * edge)
-    return projector(width, *maps, merge=edge, norm=norm, **fields)
+    merge_size = config.size("spatial_merge_size")
+    linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
+    return projector(width, *linear_layers, merge=merge_size, norm=norm, **fields)
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
-    """Returns an encoder of `depth` layers with a merger to an output width."""
+    """Returns an encoder of `depth` layers with a merger to an output width.
+
+    Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
+    """
+    image, frees_first_input = _resizing_rule(config), "positions" not in fields
     return {
-        "visual": vit(config, block, depth="depth", image=_resizing_rule(config), **fields),
+        "visual": vision_transformer(
+            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields
+        ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
 
@@ -77,24 +83,24 @@ def read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
-    window_side = window // merge // patch * merge
+    merge_size, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
+    window_side = window // merge_size // patch * merge_size
     if window_side == 0:
-        raise config.wrong("window_size", window, f"{merge * patch} or more, the side of merged patches")
+        raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
-        raise config.wrong("fullatt_block_indexes", full_blocks, "a list of layers")
-    names = ["block" if i in full_blocks else "windowed" for i in range(depth)]
-    if "windowed" not in names:
+        raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
+    layer_kinds = ["block" if i in full_blocks else "windowed" for i in range(depth)]
+    if "windowed" not in layer_kinds:
         return {}
-    return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(names)}
+    return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
 
 
 def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
     towers = read_qwen2_5(wrapper, config, width)
     heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
-    config.divided("num_key_value_heads", heads, kv_heads)
+    config.quotient("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
     attention["num_key_value_heads"] = kv_heads
     return towers
@@ -127,7 +133,7 @@ def read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
     """
     indexes = config.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
-        raise config.wrong("deepstack_visual_indexes", indexes, "a list of layers")
+        raise config.error("deepstack_visual_indexes", indexes, "a list of layers")
     deepstack_merger = _patch_merger(
         config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
@@ -143,14 +149,14 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
         stated_value = config.data.get(name)
         is_stated_twice = stated_value is not None and published_name in config.data
         if is_stated_twice and config.data[published_name] != stated_value:
-            raise config.wrong(published_name, config.data[published_name], f"{stated_value}, as {name} says, or none")
+            raise config.error(published_name, config.data[published_name], f"{stated_value}, as {name} says, or none")
     if config.has("mm_projector_type"):
-        config.must("mm_projector_type", "patchmerger")
-    wrapper.must("projection_hidden_size", config.size("hidden_size"))
+        config.require("mm_projector_type", "patchmerger")
+    wrapper.require("projection_hidden_size", config.size("hidden_size"))
     rows = config.size("pos_emb_height") * config.size("pos_emb_width")
     tower, merger = moonvit(config, rows, width)
-    image = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": {**tower, "image": image}, "mm_projector": merger}
+    image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
+    return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
 
 
 KIMI_PATCHES, KIMI_SIDE = 16384, 512
@@ -162,13 +168,21 @@ def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table,
 
     rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
-    kernel = config.get("merge_kernel_size")
-    if not isinstance(kernel, list | tuple) or [*map(type, kernel)] != [int, int] or not kernel[0] == kernel[1] > 0:
-        raise config.wrong("merge_kernel_size", kernel, "two equal positive numbers")
-    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
+    merged_shape = config.get("merge_kernel_size")
+    if (
+        not isinstance(merged_shape, list | tuple)
+        or [*map(type, merged_shape)] != [int, int]
+        or not merged_shape[0] == merged_shape[1] > 0
+    ):
+        raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
+    norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
-    tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows})
-    return tower, projector(h, *two_layers(width, inner_width=h * edge * edge), merge=edge, norm=norm)
+    tower = vision_transformer(
+        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
+    )
+    return tower, projector(
+        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+    )
 
 
 KIMI_NAMES = {
@@ -187,22 +201,24 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
 
     Each merger has two linear layers of four patches' width and a norm.
     """
-    norm, edge = layernorm(config.number("rms_norm_eps")), config.size("spatial_merge_size")
-    tower = vit(
+    norm, merge_size = layernorm(config.number("rms_norm_eps")), config.size("spatial_merge_size")
+    tower = vision_transformer(
         config,
         biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
         patches={"num_channels": config.size("in_channels")},
     )
-    merged_width = config.size("hidden_size") * edge * edge
-    maps = two_layers(merged_width)
+    merged_width = config.size("hidden_size") * merge_size * merge_size
+    linear_layers = two_linear_layers(merged_width)
     pixels = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image = {"type": "smart_resize", "merge": edge, **pixels, "repeats_frames": True}
+    image_rule = {"type": "smart_resize", "merge": merge_size, **pixels, "repeats_frames": True}
     return {
-        "vision_tower": {**tower, "image": image},
-        "resampler_spatial": projector(config.size("hidden_size"), *maps, merge=edge, out_norm=norm),
-        "resampler_temporal": projector(merged_width, *maps, frames=config.size("temporal_merge_size"), out_norm=norm),
+        "vision_tower": {**tower, "image": image_rule},
+        "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
+        "resampler_temporal": projector(
+            merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
+        ),
         "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
@@ -211,15 +227,21 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    edge = config.size("spatial_merge_size")
-    image = {"type": "smart_resize", "merge": edge, "min_pixels": 4 * 28**2, "max_pixels": MINIMAX_PIXELS, "marks": 2}
+    merge_size = config.size("spatial_merge_size")
+    image_rule = {
+        "type": "smart_resize",
+        "merge": merge_size,
+        "min_pixels": 4 * 28**2,
+        "max_pixels": MINIMAX_PIXELS,
+        "marks": 2,
+    }
     layer = biased_layer(config, norm, **ROTARY)
-    tower = vit(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image)
-    maps = two_layers(width, inner_width=projector_width)
+    tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image_rule)
+    linear_layers = two_linear_layers(width, inner_width=projector_width)
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(config.size("hidden_size"), *maps),
-        "multi_modal_merger": projector(width, *maps, merge=edge),
+        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers),
+        "multi_modal_merger": projector(width, *linear_layers, merge=merge_size),
     }
 
 
@@ -324,10 +346,10 @@ QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
 EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
 
 WRAPPERS = {
-    "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED),
-    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored=IGNORED),
-    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored=IGNORED),
-    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored=IGNORED),
+    "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored_fields=IGNORED),
+    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED),
+    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored_fields=IGNORED),
+    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED),
     "cosmos3_omni": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
@@ -338,7 +360,11 @@ WRAPPERS = {
     "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5)),
     "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5}),
     "kimi_k25": vision_section(
-        _read_kimi, {"kimi_k25_vision": KIMI}, {"projection_hidden_size": 1152}, ignored=KIMI_FIELDS, aliases=KIMI_NAMES
+        _read_kimi,
+        {"kimi_k25_vision": KIMI},
+        {"projection_hidden_size": 1152},
+        ignored_fields=KIMI_FIELDS,
+        aliases=KIMI_NAMES,
     ),
     "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE}),
     "minimax_m3_vl": vision_section(_read_minimax, {"minimax_m3_vl_vision": MINIMAX}, {"projector_hidden_size": 6144}),

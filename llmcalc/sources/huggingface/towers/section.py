@@ -20,28 +20,30 @@ class Section:
 
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
         wrapper's default.
-    wrapper_defaults: defaults of the wrapper's fields that `read` reads.
+    wrapper_defaults: defaults of the wrapper's fields that `read_tower` reads.
     default_section: the fields of a section that the config lacks; None if the class then builds no encoder.
-    ignored: fields of the section that change no count.
+    ignored_fields: fields of the section that change no count.
     aliases: usual name of a field of the section → another name for it, which its class reads too.
     is_flat: whether the wrapper has no such section, because its code or fields of its own state the sizes.
     """
 
-    read: Reader
+    read_tower: Reader
     defaults_by_type: Mapping[str, Table]
     wrapper_defaults: Table = field(default_factory=dict)
     default_section: Table | None = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
+    ignored_fields: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     is_flat: bool = False
 
 
-def vision_section(read: Reader, kinds: Mapping[str, Table], *fields: Any, **named_fields: Any) -> dict[str, Section]:
+def vision_section(
+    read: Reader, defaults_by_type: Mapping[str, Table], *fields: Any, **named_fields: Any
+) -> dict[str, Section]:
     """Returns the only section of a wrapper, `vision_config`; the arguments are those of `Section`."""
-    return {"vision_config": Section(read, kinds, *fields, **named_fields)}
+    return {"vision_config": Section(read, defaults_by_type, *fields, **named_fields)}
 
 
-def vit(
+def vision_transformer(
     config: Config,
     block: Table,
     depth: str = "num_hidden_layers",
@@ -67,7 +69,7 @@ def self_attention(
 ) -> Table:
     """Returns attention with heads that divide a width evenly. heads, width: the config fields of both."""
     count = config.size(heads)
-    return {"num_attention_heads": count, "head_dim": config.divided(heads, config.size(width), count), **fields}
+    return {"num_attention_heads": count, "head_dim": config.quotient(heads, config.size(width), count), **fields}
 
 
 def biased_layer(
@@ -84,7 +86,7 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 """A linear layer of a projector: its output width, whether it has a bias, the activation after it."""
 
 
-def two_layers(
+def two_linear_layers(
     width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
     """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
@@ -93,7 +95,9 @@ def two_layers(
 
 def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
     """Returns a projector of linear layers. width: the input's width."""
-    linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
+    linear_layers = [
+        {"size": output_width, "bias": bias, "hidden_act": activation} for output_width, bias, activation in maps
+    ]
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
@@ -102,8 +106,10 @@ def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields
 
     Both linear layers have the text's width.
     """
-    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
+    activation = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(
+        width, *two_linear_layers(output_width, activation, wrapper.flag("multimodal_projector_bias")), **fields
+    )
 
 
 MOST_LAYERS_READ = 100
@@ -116,22 +122,22 @@ def layers_of_features(wrapper: Config) -> int:
     if type(layers) is int:
         return 1
     if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise wrapper.wrong("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+        raise wrapper.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
     return len(layers)
 
 
 def require_one_layer(wrapper: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
     if type(wrapper.get("vision_feature_layer")) is not int:
-        raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
+        raise wrapper.error("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
 
 def patches_per_side(config: Config) -> int:
     """Returns the number of patches along one side of an image of the configured size."""
-    image, patch = config.size("image_size"), config.size("patch_size")
-    if image < patch:
-        raise config.wrong("image_size", image, f"{patch} or more, which is patch_size")
-    return image // patch
+    image_size, patch_size = config.size("image_size"), config.size("patch_size")
+    if image_size < patch_size:
+        raise config.error("image_size", image_size, f"{patch_size} or more, which is patch_size")
+    return image_size // patch_size
 
 
 def merged_square_side(config: Config, field: str) -> int:
@@ -140,10 +146,10 @@ def merged_square_side(config: Config, field: str) -> int:
     Raises `InputError` if that is no whole number.
     """
     ratio = config.number(field)
-    merge = round(1 / ratio) if ratio > 0 else 0
-    if merge < 1 or merge * ratio != 1:
-        raise config.wrong(field, ratio, "1 / a whole number")
-    return merge
+    merge_size = round(1 / ratio) if ratio > 0 else 0
+    if merge_size < 1 or merge_size * ratio != 1:
+        raise config.error(field, ratio, "1 / a whole number")
+    return merge_size
 
 
 IGNORED = field_names("""

@@ -16,9 +16,9 @@ from .section import (
     biased_layer,
     patches_per_side,
     projector,
-    two_layers,
+    two_linear_layers,
     vision_section,
-    vit,
+    vision_transformer,
 )
 
 GEMMA3_MARKS = 4
@@ -49,20 +49,20 @@ def siglip_of_rows(config: Config, rows: int, has_pooling: bool = False, **atten
     if has_pooling:
         fields["pooling"] = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    return vit(config, block, stack={"final_norm": norm}, patches=patches, **fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **fields)
 
 
 def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
-    image = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image}
-    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_layers(width))}
+    image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image_rule}
+    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(width))}
 
 
 def clip_encoder(config: Config) -> Table:
     """Returns CLIP's encoder: a class vector, a norm before and after the layers."""
     norm = layernorm(config.number("layer_norm_eps"))
-    return vit(
+    return vision_transformer(
         config,
         biased_layer(config, norm),
         stack={"embedding_norm": norm, "final_norm": norm},
@@ -76,11 +76,11 @@ def _read_gemma3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
     tokens, patches = int(wrapper.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if patches < tokens:
-        raise wrapper.wrong("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
+        raise wrapper.error("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    maps = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
-    image = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
-    return {"vision_tower": {**siglip_encoder(config), "image": image}, "multi_modal_projector": maps}
+    linear_layers = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
+    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
+    return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
 
 
 def _read_t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
@@ -106,14 +106,20 @@ def _read_paligemma(wrapper: Config, config: Config, width: int) -> Table:
 
 def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: int, **fields: object) -> Table:
     """Returns a gated projection of concatenated square blocks of patches."""
-    maps = [{"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True}, {"size": width, "bias": True}]
-    return {**projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields), "maps": maps}
+    linear_layers = [
+        {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
+        {"size": width, "bias": True},
+    ]
+    return {
+        **projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields),
+        "maps": linear_layers,
+    }
 
 
 def _tile_rule(wrapper: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
-    merge = wrapper.size("downsample_factor")
-    tokens = max((patches_per_side(config) // merge) ** 2, 1)
+    merge_size = wrapper.size("downsample_factor")
+    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.size("image_size")
     return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
@@ -148,14 +154,14 @@ LFM2_LIMITS: Table = {
 
 def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
-    maps = two_layers(width, act, bias, wrapper.size("projector_hidden_size"))
-    merge = wrapper.size("downsample_factor")
-    image = {"type": "native_tiles", "merge": merge, **LFM2_LIMITS}
+    linear_layers = two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size"))
+    merge_size = wrapper.size("downsample_factor")
+    image_rule = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {
-        "vision_tower": {**siglip2_encoder(config), "image": image},
-        "multi_modal_projector": projector(config.size("hidden_size"), *maps, merge=merge, **norm_fields),
+        "vision_tower": {**siglip2_encoder(config), "image": image_rule},
+        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, **norm_fields),
     }
 
 
@@ -213,9 +219,7 @@ WRAPPERS = {
         {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27},
     ),
     "video_llama_3": vision_section(
-        _read_video_llama,
-        {"video_llama_3_vision": VIDEO_LLAMA},
-        ignored=frozenset({"rope_parameters"}),
+        _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
     ),
     "videollama3_qwen2": {
         "vision_encoder_config": Section(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..parts import Table, layernorm
-from .section import LinearLayer, Section, biased_layer, projector, two_layers, vit
+from .section import LinearLayer, Section, biased_layer, projector, two_linear_layers, vision_transformer
 
 DINOV2_L: Table = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SO400M: Table = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
@@ -28,37 +28,47 @@ PATCH_SIZE = 14
 
 def _timm_encoder(wrapper: Config, name: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
-    sizes = next((sizes for start, sizes in TIMM.items() if isinstance(name, str) and name.startswith(start)), None)
-    if sizes is None:
-        raise wrapper.wrong("timm_model_ids", name, f"names that start with {' or '.join(TIMM)}")
+    encoder_sizes = next(
+        (
+            encoder_sizes
+            for name_start, encoder_sizes in TIMM.items()
+            if isinstance(name, str) and name.startswith(name_start)
+        ),
+        None,
+    )
+    if encoder_sizes is None:
+        raise wrapper.error("timm_model_ids", name, f"names that start with {' or '.join(TIMM)}")
     if type(image_size) is not int or image_size < PATCH_SIZE or image_size % PATCH_SIZE:
-        raise wrapper.wrong("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
-    config, norm = Config({**sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm"), layernorm(1e-6)
+        raise wrapper.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
+    config, norm = (
+        Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm"),
+        layernorm(1e-6),
+    )
     block = biased_layer(config, norm)
     fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
-    if "registers" in sizes:
+    if "registers" in encoder_sizes:
         block = {**block, "residual_scale": "output"}
         fields |= {"class_embedding": True, "registers": config.size("registers")}
     else:
         fields["pooling"] = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
-    return vit(config, block, stack={"final_norm": norm}, patches={"bias": True}, **fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True}, **fields)
 
 
 def _read_openvla(wrapper: Config, config: Config, width: int) -> Table:
     """Reads OpenVLA: one or two encoders, whose outputs a projector of two or three linear layers reads together."""
-    names, image_sizes = wrapper.get("timm_model_ids"), wrapper.get("image_sizes")
+    encoder_names, image_sizes = wrapper.get("timm_model_ids"), wrapper.get("image_sizes")
     is_fused = wrapper.flag("use_fused_vision_backbone")
     count = 2 if is_fused else 1
-    for field, entries in (("timm_model_ids", names), ("image_sizes", image_sizes)):
+    for field, entries in (("timm_model_ids", encoder_names), ("image_sizes", image_sizes)):
         if not isinstance(entries, list | tuple) or len(entries) != count:
-            raise wrapper.wrong(field, entries, f"a list of {count}, as use_fused_vision_backbone says")
-    encoders = [_timm_encoder(wrapper, *pair) for pair in zip(names, image_sizes, strict=True)]
+            raise wrapper.error(field, entries, f"a list of {count}, as use_fused_vision_backbone says")
+    encoders = [_timm_encoder(wrapper, *pair) for pair in zip(encoder_names, image_sizes, strict=True)]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
-    maps: tuple[LinearLayer, ...] = two_layers(width)
+    linear_layers: tuple[LinearLayer, ...] = two_linear_layers(width)
     if is_fused:
-        maps = ((4 * encoder_width, True, "gelu"), (width, True, "gelu"), (width, True, "identity"))
+        linear_layers = ((4 * encoder_width, True, "gelu"), (width, True, "gelu"), (width, True, "identity"))
     towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoders, strict=False))
-    return {**towers, "projector": projector(encoder_width, *maps, encoders=count)}
+    return {**towers, "projector": projector(encoder_width, *linear_layers, encoders=count)}
 
 
 WRAPPERS = {

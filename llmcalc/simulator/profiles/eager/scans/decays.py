@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....components.base import PUBLISHED
-from .....evidence import compared
+from .....evidence import kernels_compared
 from .....flow.program import Step
 from .....ops import DecayScan, LightningCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
@@ -15,10 +15,10 @@ from .module_steps import Steps
 from .modules import ScanModules
 
 
+@kernels_compared(PUBLISHED, unchecked=("decode_tokens",))
 class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
-    @compared(PUBLISHED)
     def module_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         aten, op = self.t, operations.op("core", LightningCore)
@@ -36,16 +36,18 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def _lightning_heads(self, operations: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {letter: self.project(operations[f"{letter}_proj"], x) for letter in "qkv"}
+        projections = {
+            operation_letter: self.project(operations[f"{operation_letter}_proj"], x) for operation_letter in "qkv"
+        }
         turns = dict(zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False))
         heads = []
-        for letter, projected in projections.items():
+        for operation_letter, projected in projections.items():
             y = self.by_head(projected, head_dim)
-            if f"{letter}_norm" in operations:
-                y = self._normalize_with(operations[f"{letter}_norm"], y)
+            if f"{operation_letter}_norm" in operations:
+                y = self._normalize_with(operations[f"{operation_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
-            if letter in turns:
-                y = self.rotate(y, turns[letter])
+            if operation_letter in turns:
+                y = self.rotate(y, turns[operation_letter])
             heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 
@@ -81,7 +83,6 @@ class DecayKernels(AttentionKernels, ScanModules):
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
-    @compared(PUBLISHED)
     def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         aten, op = self.t, operations.op("core", MatrixMemory)
@@ -125,7 +126,6 @@ class DecayKernels(AttentionKernels, ScanModules):
         """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
-    @compared(PUBLISHED)
     def scan_wkv(self, operation: Step) -> None:
         key, value, time_first, decay = map(self.tensor_of, operation.ins)
         state, head_size = self.find_step("recurrent_state"), key.shape[-1:]

@@ -103,7 +103,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], o)
 
     def _channel_decays(self, operations: Steps, x: Tensor) -> Tensor:
-        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`); others cast that of one product."""
+        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`). Others cast that of one product."""
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
         g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
@@ -180,8 +180,8 @@ class DeltaRuleKernels(ScanModules):
 
     def _keep_convolved(self, operations: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
-        conv = operations["conv1d"]
-        self.states(operations["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
+        convolution = operations["conv1d"]
+        self.states(operations["conv_state"], (convolution.outs[0].width, convolution.options["kernel"]))
 
     def _convolution_weight(self, name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""

@@ -37,8 +37,8 @@ class Steps:
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
     """Returns a module's operations without submodules; of alternative branches, the first."""
-    for item in module_scope.items:
-        if isinstance(item, Alternatives):
-            yield from module_steps(next(iter(item.branches.values())))
-        elif isinstance(item, Step):
-            yield item
+    for scope_item in module_scope.items:
+        if isinstance(scope_item, Alternatives):
+            yield from module_steps(next(iter(scope_item.branches.values())))
+        elif isinstance(scope_item, Step):
+            yield scope_item

@@ -7,7 +7,7 @@ from typing import Any
 
 from .....algebra import exact_div, is_zero
 from .....components.base import BY_TORCH, PUBLISHED
-from .....evidence import compared
+from .....evidence import compared, kernels_compared
 from .....flow.program import Scope, Step, every_step
 from .....ops import State
 from .....workload.rows import TOKENS
@@ -20,6 +20,7 @@ from ..convolution import ConvolutionKernels
 from .module_steps import Steps, module_steps
 
 
+@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
 class ScanModules(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
@@ -38,8 +39,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
                 continue
-            kind = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
-            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{kind}", None)
+            op_class = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
+            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{op_class}", None)
             if kernel is not None:
                 return lambda: self.run_module_at_once(module_scope, kernel)
         return super().module_kernel(module_scope)
@@ -62,9 +63,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):
-            for value in operation.ins:
-                if self.last.get(id(value.storage)) == id(operation):
-                    self.forget(value.storage)
+            for flow_value in operation.ins:
+                if self.last.get(id(flow_value.storage)) == id(operation):
+                    self.forget(flow_value.storage)
 
     def _check_number_formats(self) -> None:
         """Raises `Unsupported` for number formats that the kernels do not support."""
@@ -128,7 +129,6 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
         return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
 
-    @compared(BY_TORCH)
     def do_conv(self, operation: Step) -> None:
         if is_zero(getattr(operation.op, "padding", 0)):
             super().do_conv(operation)
@@ -161,10 +161,10 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
-        """Returns the filters of a convolution; those of queries, keys and values are concatenated."""
+        """Returns the filters of a convolution. Those of queries, keys and values are concatenated."""
         filter_keys = [(*self.module_path(), f"{operation_name}_conv1d.weight") for operation_name in "qkv"]
         if filter_keys[0] in self.weights:
-            return self.in_pool(shape, self.dtype)
+            return self.new_pool_tensor(shape, self.dtype)
         return self.weight(f"{operation.name}.weight", shape)
 
     def keep_inputs(self, state: Step, x: Tensor) -> None:
@@ -203,7 +203,6 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Returns an operation of the current module by name."""
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == name)
 
-    @compared(BY_TORCH)
     def do_shift(self, operation: Step) -> None:
         aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
         cached_row = self.cached(state)
@@ -211,6 +210,5 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         self.keep(state, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
-    @compared(BY_TORCH)
     def do_complement(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0]), "rsub"))

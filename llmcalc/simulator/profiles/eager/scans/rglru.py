@@ -48,15 +48,15 @@ class RgLruKernels(ScanModules):
         reset = aten.new_tensor((1, tokens, 1), BOOL)
         input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, blocks, size)), 0, 1)
 
-        def gated(name: str) -> tuple[Tensor, Tensor]:
+        def sigmoid_gate(name: str) -> tuple[Tensor, Tensor]:
             bias = aten.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
             gate_logits = aten.baddbmm(bias, input_blocks, self.weight(f"{name}.weight", (blocks, size, size)))
             return gate_logits, aten.function(
                 "sigmoid", aten.reshape(aten.transpose(gate_logits, 0, 1), (batch, tokens, width))
             )
 
-        _res, input_gate = gated("input_gate")
-        _res, recurrent_gate = gated("recurrent_gate")
+        _res, input_gate = sigmoid_gate("input_gate")
+        _res, recurrent_gate = sigmoid_gate("recurrent_gate")
         param = self.weight("recurrent_param", (width,))
         log_gate = aten.mul(aten.scale(recurrent_gate), aten.function("softplus", param))
         recurrent_gate = aten.exp(log_gate)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks, field_names, untied
+from ...family import EVERY, Deviation, Family, Modules, Quirks, field_names, is_untied
 from ...parts import (
     ACTIVATIONS,
     OF_ANSWERS,
@@ -26,8 +26,8 @@ from ...parts import (
     architecture,
     biases,
     block_sparse_note,
+    class_count,
     encoder,
-    labels,
     layernorm,
     mlp,
     pooler,
@@ -47,7 +47,7 @@ def bert(config: Config) -> Table:
         config,
         bert_block(config),
         bert_stack(config),
-        bert_head(config, bert_act(config)),
+        bert_head(config, bert_activation(config)),
         {},
         **pooler(config.head == "none" or scores_sequences(config) or has_pretraining, 2 if has_pretraining else None),
     )
@@ -94,20 +94,20 @@ def _distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
     stack = {"position": bert_positions(config), "embedding_norm": norm}
     return encoder(
-        config, bert_block(config, norm), stack, bert_head(config, bert_act(config), norm), bert_score("relu")
+        config, bert_block(config, norm), stack, bert_head(config, bert_activation(config), norm), bert_score("relu")
     )
 
 
 def _electra(config: Config) -> Table:
     model = embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
-        config.must("summary_use_proj", True)
+        config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         head = {
             "type": "classification",
             "num_labels": 1,
             "over": "token",
-            "transform": {"hidden_act": bert_act(config), "norm": None},
+            "transform": {"hidden_act": bert_activation(config), "norm": None},
         }
         model = {**model, "head": head}
     return encoder(
@@ -126,31 +126,36 @@ def _albert(config: Config) -> Table:
     groups = config.size("num_hidden_groups")
     layers_per_group = config.size("inner_group_num")
     if groups > depth:
-        raise config.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+        raise config.error("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:
-        raise config.wrong("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
+        raise config.error("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if groups * layers_per_group > 1:
-        names = [
+        layer_kinds = [
             f"group{int(i / (depth / groups))}_{group_layer}"
             for i in range(depth)
             for group_layer in range(layers_per_group)
         ]
-        layer_kinds = list(dict.fromkeys(names))
+        distinct_kinds = list(dict.fromkeys(layer_kinds))
         stack |= {
-            "variants": {name: {} for name in layer_kinds},
-            "first_layers": names,
-            "pattern": names[-1:],
-            "shared_layers": layer_kinds,
+            "variants": {layer_kind: {} for layer_kind in distinct_kinds},
+            "first_layers": layer_kinds,
+            "pattern": layer_kinds[-1:],
+            "shared_layers": distinct_kinds,
         }
     has_pretraining = has_pretraining_head(config)
     pooler_table = pooler(
         config.head == "none" or scores_sequences(config) or has_pretraining,
-        labels(config) if has_pretraining else None,
+        class_count(config) if has_pretraining else None,
     )
     model = {**embedding_size(config, even_if_equal=True), **pooler_table}
     return encoder(
-        config, bert_block(config), {**stack, **input_size(model)}, bert_head(config, bert_act(config)), {}, **model
+        config,
+        bert_block(config),
+        {**stack, **input_size(model)},
+        bert_head(config, bert_activation(config)),
+        {},
+        **model,
     )
 
 
@@ -159,13 +164,15 @@ def _fnet(config: Config) -> Table:
     block = {"attention": {"type": "fourier"}, **_network_fields(config)}
     width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": width}
-    return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
+    return encoder(
+        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=width, **pooler_table
+    )
 
 
 def _big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
     if architecture(config).endswith(OF_ANSWERS):
-        raise config.wrong(
+        raise config.error(
             "architectures", architecture(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
@@ -179,7 +186,7 @@ def _big_bird(config: Config) -> Table:
     }
     table |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
-        table["head"] |= bert_score(bert_act(config))  # its class has a pooler too
+        table["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
     return table
 
 
@@ -219,24 +226,24 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
     if config.has(
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
-        config.must("position_embedding_type", "absolute")
+        config.require("position_embedding_type", "absolute")
     heads = config.size("num_attention_heads")
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network_fields(config, norm)}
 
 
 def _network_fields(config: Config, norm: Table | None = None) -> Table:
     """Returns the network and the norms of a post-norm layer."""
     return {
-        "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
+        "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
         "norm_placement": "post",
     }
 
 
-def bert_act(config: Config) -> str:
-    act: str = config.choice(ACTIVATIONS, "hidden_act")
-    return act
+def bert_activation(config: Config) -> str:
+    activation: str = config.choice(ACTIVATIONS, "hidden_act")
+    return activation
 
 
 def bert_positions(config: Config) -> Table:
@@ -252,11 +259,14 @@ def padded_positions(config: Config) -> Table:
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
     """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
-    types, tasks = config.count("type_vocab_size"), "use_task_id" in config.defaults and config.flag("use_task_id")
+    segment_types, has_task_types = (
+        config.count("type_vocab_size"),
+        "use_task_id" in config.defaults and config.flag("use_task_id"),
+    )
     return {
         "position": position or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        **token_types(types, config.size("task_type_vocab_size") if tasks else None),
+        **token_types(segment_types, config.size("task_type_vocab_size") if has_task_types else None),
     }
 
 
@@ -290,28 +300,28 @@ OLD = field_names(
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 
-def offset(config_values: ConfigValues) -> int:
+def position_offset(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return config_values.first.position.offset if isinstance(config_values.first.position, Learned) else 0
+    return config_values.first_stack.position.offset if isinstance(config_values.first_stack.position, Learned) else 0
 
 
 ROBERTA_WRITES: Writes = {
-    "pad_token_id": lambda s: offset(s) - 1 if offset(s) else None,
-    "max_position_embeddings": lambda s: s.usual("max_position_embeddings") + offset(s),
+    "pad_token_id": lambda s: position_offset(s) - 1 if position_offset(s) else None,
+    "max_position_embeddings": lambda s: s.usual_value("max_position_embeddings") + position_offset(s),
 }
 
 
 def _task_types(config_values: ConfigValues) -> int | None:
     """Returns the number of ERNIE's task types; None without task embeddings."""
-    types = config_values.first.token_types
-    return None if types is None else types.task_type_vocab_size
+    type_embedding = config_values.first_stack.token_types
+    return None if type_embedding is None else type_embedding.task_type_vocab_size
 
 
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
-    names = config_values.first.layer_names()
-    first_index = {name: names.index(name) for name in dict.fromkeys(names)}
-    return [first_index[name] for name in names]
+    layer_kinds = config_values.first_stack.layer_names()
+    first_index = {name: layer_kinds.index(name) for name in dict.fromkeys(layer_kinds)}
+    return [first_index[name] for name in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
@@ -325,9 +335,9 @@ SECOND_BIAS = Deviation(
     "BERT's untied head",
     "its output projection has a second, unused bias; tying merges the two",
     "parameters",
-    when=untied,
-    more=lambda spec: spec.vocab_size,
-    at="lm_head.decoder",
+    applies_to=is_untied,
+    further_quantity=lambda spec: spec.vocab_size,
+    node_path="lm_head.decoder",
 )
 
 
@@ -370,38 +380,40 @@ ROBERTA_MODULES: Modules = {
 
 ROBERTA = Family(
     _roberta,
-    ignored=OLD,
-    writes=ROBERTA_WRITES,
+    ignored_fields=OLD,
+    field_writers=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
     modules=ROBERTA_MODULES,
-    dropout=BERT_DROPOUT,
+    dropout_fields=BERT_DROPOUT,
 )
 
 FAMILIES = {
-    "bert": Family(bert, ignored=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout=BERT_DROPOUT),
+    "bert": Family(
+        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
+    ),
     "ernie": Family(
         bert,
-        ignored=OF_ERNIE,
-        writes={
+        ignored_fields=OF_ERNIE,
+        field_writers={
             "use_task_id": lambda s: _task_types(s) is not None,
-            "task_type_vocab_size": lambda s: present(_task_types(s)),
+            "task_type_vocab_size": lambda s: require_present(_task_types(s)),
         },
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
         _megatron_bert,
-        ignored=OLD | {"tokenizer_type"},
+        ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
         modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
         _roberta_prelayernorm,
-        ignored=OLD,
-        writes=ROBERTA_WRITES,
+        ignored_fields=OLD,
+        field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={
             **ROBERTA_MODULES,
@@ -409,12 +421,12 @@ FAMILIES = {
             "mlp_pre_norm": "intermediate.LayerNorm",
             "norm": "LayerNorm",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
-        ignored=OLD,
-        writes=ROBERTA_WRITES,
+        ignored_fields=OLD,
+        field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={
             **ROBERTA_MODULES,
@@ -422,7 +434,7 @@ FAMILIES = {
             "mlp_pre_norm": "LayerNorm",
             "norm": "encoder.LayerNorm",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
     "roberta": ROBERTA,
@@ -430,7 +442,7 @@ FAMILIES = {
     "camembert": ROBERTA,
     "fnet": Family(
         _fnet,
-        ignored=OLD,
+        ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
         modules={
@@ -439,29 +451,29 @@ FAMILIES = {
             "fourier": "fourier.self",
             "fourier_post_norm": "fourier.output.LayerNorm",
         },
-        dropout={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
+        dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
         _big_bird,
-        ignored=OLD,
+        ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
-        writes={"attention_type": lambda _: "original_full"},
-        quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
+        field_writers={"attention_type": lambda _: "original_full"},
+        quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules={**BERT_MODULES, "pooler.dense": ".pooler", "classifier.dense": "dense"},
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "ibert": Family(
         _roberta,
-        ignored=OLD,
-        writes=ROBERTA_WRITES,
+        ignored_fields=OLD,
+        field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=ROBERTA_MODULES,
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
         _distilbert,
-        ignored=frozenset({"tie_weights_"}),
+        ignored_fields=frozenset({"tie_weights_"}),
         aliases={
             "hidden_size": "dim",
             "num_attention_heads": "n_heads",
@@ -469,7 +481,7 @@ FAMILIES = {
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
         },
-        unread=frozenset({"intermediate_size", "hidden_act"}),
+        unread_aliases=frozenset({"intermediate_size", "hidden_act"}),
         modules={
             **BERT_MODULES,
             "layers": "transformer.layer",
@@ -490,11 +502,11 @@ FAMILIES = {
             "classifier": "pre_classifier + classifier | classifier",
             "classifier.dense": ".pre_classifier",
         },
-        dropout={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
+        dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
         _electra,
-        ignored=OLD | {"generator_size", "generator_hidden_size"},
+        ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
         modules={
             **BERT_MODULES,
             "input_proj": "embeddings_project",
@@ -506,15 +518,15 @@ FAMILIES = {
             "classifier.dense": "dense",
             "classifier.out_proj": "out_proj | dense_prediction | .qa_outputs | .classifier",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
         _albert,
-        ignored=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
-        writes={
+        ignored_fields=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+        field_writers={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
             "inner_group_num": _layers_per_group,
-            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _layers_per_group(s),
+            "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
         modules={
@@ -534,7 +546,7 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
-        dropout={
+        dropout_fields={
             "embedding": "hidden_dropout_prob",
             "attention": "attention_probs_dropout_prob",
             "attention_output": "hidden_dropout_prob",
@@ -542,8 +554,8 @@ FAMILIES = {
     ),
     "mpnet": Family(
         _mpnet,
-        ignored=OLD,
-        writes=ROBERTA_WRITES,
+        ignored_fields=OLD,
+        field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={
             **ROBERTA_MODULES,
@@ -555,6 +567,6 @@ FAMILIES = {
             "self_attn_post_norm": "attention.LayerNorm",
             "relative_bias": "encoder.relative_attention_bias",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -13,7 +13,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm
-from .bert import BERT_MODULES, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
+from .bert import BERT_MODULES, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
 def _captioner(config: Config, head: Table, **cross_fields: Any) -> Table:
@@ -26,13 +26,13 @@ def _git(config: Config) -> Table:
 
 
 def _blip_text_model(config: Config) -> Table:
-    config.must("is_decoder", True)
+    config.require("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
     source_size, width = config.size("encoder_hidden_size"), config.size("hidden_size")
     return _captioner(
         config,
-        bert_head(config, bert_act(config)),
+        bert_head(config, bert_activation(config)),
         cross_attention=attention,
         idle_cross_attention=True,
         **({} if source_size == width else {"idle_source_size": source_size}),
@@ -42,23 +42,20 @@ def _blip_text_model(config: Config) -> Table:
 FAMILIES = {
     "git": Family(
         _git,
-        towers="Git",
+        tower_class_prefixes="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
         modules={**BERT_MODULES, "lm_head": "output"},
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "blip": Family(
         None,
-        text="blip_text_model",
-        ties="either",
-        passed={"encoder_hidden_size": ("vision_config", "hidden_size", 768)},
+        text_type="blip_text_model",
+        tying_source="either",
+        text_fields_from_sections={"encoder_hidden_size": ("vision_config", "hidden_size", 768)},
         uncounted_encoders={"vision_config": "blip_vision_model"},
     ),
     "blip_text_model": Family(
-        _blip_text_model,
-        deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
-        dropout=BERT_DROPOUT,
+        _blip_text_model, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
     ),
 }

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import Absent, present
+from ...absent import Absent, require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -24,7 +24,7 @@ def _deberta(config: Config) -> Table:
 
     Only the distances in the sequence are projected.
     """
-    config.must("talking_head", None, False)
+    config.require("talking_head", None, False)
     block, span = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
     return _deberta_model(
@@ -37,7 +37,7 @@ def _deberta_v2(config: Config) -> Table:
     if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
         "num_attention_heads"
     ) != config.size("hidden_size"):
-        raise config.wrong(
+        raise config.error(
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
     buckets = config.get("position_buckets")
@@ -69,23 +69,23 @@ def _side_convolution(config: Config) -> Table:
 def _deberta_model(
     config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
 ) -> Table:
-    config.must("embedding_size", None, config.size("hidden_size"))
+    config.require("embedding_size", None, config.size("hidden_size"))
     if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
-        raise config.wrong("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
+        raise config.error("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
     block["attention"]["float32_softmax"] = False
     stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
     if config.flag("position_biased_input"):
         stack["position"] = bert_positions(config)
     stack |= token_types(config.count("type_vocab_size"))
     if norm is not None and not config.flag("relative_attention"):
-        raise config.wrong("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
+        raise config.error("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
-            raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
+            raise config.error("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
         if position.get("share_att_key") and len({*position_terms}) < 2:
-            raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
+            raise config.error("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
         if position_terms or position.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
@@ -101,7 +101,7 @@ def _deberta_model(
         if config.flag("position_biased_input")
         else {"max_position_embeddings": config.size("max_position_embeddings")}
     )
-    return encoder(config, block, stack, bert_head(config, bert_act(config)), bert_score("gelu"), **model)
+    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model)
 
 
 def _largest_distance(config: Config) -> int:
@@ -127,7 +127,7 @@ IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "paddin
 
 
 def _disentangled_position(config_values: ConfigValues) -> Any:
-    return config_values.typed("disentangled")
+    return config_values.part_of_type("disentangled")
 
 
 def _position_terms(config_values: ConfigValues) -> list[str]:
@@ -139,12 +139,12 @@ def _position_terms(config_values: ConfigValues) -> list[str]:
 
 
 def _side_convolution_field(field: str) -> Value:
-    return lambda config_values: getattr(present(config_values.first.side_convolution), field)
+    return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field)
 
 
 DEBERTA_WRITES: Writes = {
-    "relative_attention": lambda s: s.first.relative_embedding is not None,
-    "position_biased_input": lambda s: s.first.position is not None,
+    "relative_attention": lambda s: s.first_stack.relative_embedding is not None,
+    "position_biased_input": lambda s: s.first_stack.position is not None,
     "max_relative_positions": lambda s: _disentangled_position(s).max_relative_positions,
     "pos_att_type": _position_terms,
 }
@@ -170,7 +170,7 @@ FAMILIES = {
         _deberta,
         {"embedding_size": None, "talking_head": None},
         IGNORED,
-        writes=DEBERTA_WRITES,
+        field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
@@ -181,7 +181,7 @@ FAMILIES = {
             "pos_key": ".attention.self.pos_proj",
             "pos_query": ".attention.self.pos_q_proj",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
         _deberta_v2,
@@ -196,11 +196,13 @@ FAMILIES = {
             "conv_act": "tanh",
         },
         IGNORED,
-        writes={
+        field_writers={
             **DEBERTA_WRITES,
             "position_buckets": lambda s: _disentangled_position(s).position_buckets or -1,
             "share_att_key": lambda s: _disentangled_position(s).share_att_key,
-            "norm_rel_ebd": lambda s: "none" if present(s.first.relative_embedding).norm is None else "layer_norm",
+            "norm_rel_ebd": lambda s: (
+                "none" if require_present(s.first_stack.relative_embedding).norm is None else "layer_norm"
+            ),
             **{field: _side_convolution_field(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
         },
         deviations=(SECOND_BIAS,),
@@ -213,6 +215,6 @@ FAMILIES = {
             "pos_key": ".attention.self.pos_key_proj",
             "pos_query": ".attention.self.pos_query_proj",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
 }

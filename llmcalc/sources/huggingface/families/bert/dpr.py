@@ -9,7 +9,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture, encoder, layernorm, token_types
-from .bert import BERT_MODULES, OLD, bert_act, bert_block, bert_head, bert_positions
+from .bert import BERT_MODULES, OLD, bert_activation, bert_block, bert_head, bert_positions
 
 READER = "DPRReader"
 
@@ -20,15 +20,15 @@ OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_no
 def _dpr(config: Config) -> Table:
     """Reads a DPR encoder. DPR's reader, which scores answers, is another class."""
     if architecture(config) == READER:
-        raise config.wrong("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
-    config.must("projection_dim", 0)
+        raise config.error("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
+    config.require("projection_dim", 0)
     config.head = "none"
     stack = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         **token_types(config.count("type_vocab_size")),
     }
-    return encoder(config, bert_block(config), stack, bert_head(config, bert_act(config)), {})
+    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {})
 
 
 FAMILIES = {
@@ -38,6 +38,6 @@ FAMILIES = {
         OLD,
         modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
         quirks=Quirks(makes_mask=EVERY),
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

@@ -14,22 +14,22 @@ from .bert import OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 def _esm(config: Config) -> Table:
     if architecture(config).endswith("ForProteinFolding"):
-        raise config.wrong(
+        raise config.error(
             "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
         )
-    config.must("is_decoder", False)
+    config.require("is_decoder", False)
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
     model: Table = {**pooler(config.head == "none"), "contact_head": {}}
-    kind = config.get("position_embedding_type")
-    if kind == "absolute":
+    position_type = config.get("position_embedding_type")
+    if position_type == "absolute":
         stack["position"] = padded_positions(config)
-    elif kind == "rotary":
+    elif position_type == "rotary":
         mixer["position"] = rope(config)
-    config.must("emb_layer_norm_before", None, False, True)
+    config.require("emb_layer_norm_before", None, False, True)
     if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
@@ -40,7 +40,7 @@ IGNORED = OLD | {"esmfold_config", "hidden_act"}
 FAMILIES = {
     "esm": Family(
         _esm,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         modules={
             **ROBERTA_MODULES,
             "embed_norm": "embeddings.layer_norm",
@@ -49,6 +49,6 @@ FAMILIES = {
             "norm": "encoder.emb_layer_norm_after",
             "contact_head": "contact_head",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     )
 }

@@ -12,9 +12,7 @@ from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, 
 
 def _esmc(config: Config) -> Table:
     mixer = attention(
-        config,
-        **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(layernorm(bias=False), "projection"),
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(layernorm(bias=False), "projection")
     )
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
@@ -23,6 +21,4 @@ def _esmc(config: Config) -> Table:
     return {**table, "tie_word_embeddings": False}
 
 
-FAMILIES = {
-    "esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"}),
-}
+FAMILIES = {"esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}

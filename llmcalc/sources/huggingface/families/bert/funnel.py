@@ -21,8 +21,8 @@ MOST_BLOCKS = 8
 
 
 def _funnel(config: Config) -> Table:
-    config.must("attention_type", "relative_shift")
-    sizes, repeats = config.sizes("block_sizes"), _block_repeats(config)
+    config.require("attention_type", "relative_shift")
+    block_sizes, repeats = config.sizes("block_sizes"), _block_repeats(config)
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separate_cls, decoders = config.flag("separate_cls"), config.count("num_decoder_layers")
     name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
@@ -36,7 +36,7 @@ def _funnel(config: Config) -> Table:
         "separate_cls": separate_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
-    stack = {"embedding_norm": norm, **_stack_of_blocks(sizes, repeats, decoders, not config.flag("pool_q_only"))}
+    stack = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, repeats, decoders, not config.flag("pool_q_only"))}
     config.fields_read.add("pooling_type")
     score: Table = {"over": "token"}
     if scores_sequences(config) or name.endswith(OF_CHOICES):
@@ -50,46 +50,49 @@ def _funnel(config: Config) -> Table:
 
 def _block_repeats(config: Config) -> list[int]:
     """Returns how often each layer of a block runs."""
-    sizes = config.sizes("block_sizes")
-    repeats = [1] * len(sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
-    if not 1 <= len(sizes) <= MOST_BLOCKS:
-        raise config.wrong("block_sizes", sizes, f"one to {MOST_BLOCKS} numbers")
-    if len(repeats) != len(sizes):
-        raise config.wrong("block_repeats", repeats, f"{len(sizes)} numbers, as in block_sizes")
-    if sum(size * times for size, times in zip(sizes, repeats, strict=True)) > MOST_LAYERS:
-        raise config.wrong("block_repeats", repeats, f"at most {MOST_LAYERS} layers")
+    block_sizes = config.sizes("block_sizes")
+    repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
+    if not 1 <= len(block_sizes) <= MOST_BLOCKS:
+        raise config.error("block_sizes", block_sizes, f"one to {MOST_BLOCKS} numbers")
+    if len(repeats) != len(block_sizes):
+        raise config.error("block_repeats", repeats, f"{len(block_sizes)} numbers, as in block_sizes")
+    if (
+        sum(layer_count * repeat_count for layer_count, repeat_count in zip(block_sizes, repeats, strict=True))
+        > MOST_LAYERS
+    ):
+        raise config.error("block_repeats", repeats, f"at most {MOST_LAYERS} layers")
     return repeats
 
 
-def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
-    """Returns a stack's kinds of layers: `blockN`, and more names for differing layers of block N."""
-    names: list[str] = []
+def _stack_of_blocks(block_sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
+    """Returns the kinds of a stack's layers: `blockN`, and further names where layers of block N differ."""
+    layer_kinds: list[str] = []
     shared_layers: list[str] = []
     variants: Table = {}
-    for block, (size, times) in enumerate(zip(sizes, repeats, strict=True)):
-        for i in range(size):
+    for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, repeats, strict=True)):
+        for i in range(layer_count):
             fields: Table = {"halvings": block} if block else {}
             name = f"block{block}"
             if i == 0 and block:
                 name, fields = f"{name}_first", {"halves": True, "halvings": block - 1}
                 fields |= {"halves_keys": True} if halves_keys else {}
-            if i == size - 1 and block == 0 and decoders:
+            if i == layer_count - 1 and block == 0 and decoders:
                 name, fields = f"{name}_last", {"ends_first_block": True}
-            if times > 1:
+            if repeat_count > 1:
                 name = f"{name}_{i}"
                 shared_layers.append(name)
             variants[name] = fields
-            names += [name] * times
+            layer_kinds += [name] * repeat_count
     for i in range(decoders):
-        fields = {"lengthens": True, "halvings": len(sizes) - 1} if i == 0 else {}
+        fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if i == 0 else {}
         name = "decoder_first" if i == 0 else "decoder"
         variants[name] = fields
-        names.append(name)
+        layer_kinds.append(name)
     return {
-        "num_hidden_layers": len(names),
+        "num_hidden_layers": len(layer_kinds),
         "variants": variants,
-        "first_layers": names,
-        "pattern": names[-1:],
+        "first_layers": layer_kinds,
+        "pattern": layer_kinds[-1:],
         "shared_layers": shared_layers,
     }
 
@@ -97,14 +100,14 @@ def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves
 def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block with their names, without the decoder's layers."""
     blocks: list[list[tuple[str, Any]]] = [[]]
-    names = config_values.first.layer_names()
-    kinds: dict[str, Any] = {**config_values.first.kinds()}
-    for i, name in enumerate(names):
-        if kinds[name].lengthens:
+    layer_kinds = config_values.first_stack.layer_names()
+    layers_by_kind: dict[str, Any] = {**config_values.first_stack.kinds()}
+    for i, name in enumerate(layer_kinds):
+        if layers_by_kind[name].lengthens:
             break
-        if kinds[name].halves and (i == 0 or names[i - 1] != name):
+        if layers_by_kind[name].halves and (i == 0 or layer_kinds[i - 1] != name):
             blocks.append([])
-        blocks[-1].append((name, kinds[name]))
+        blocks[-1].append((name, layers_by_kind[name]))
     return blocks
 
 
@@ -116,7 +119,7 @@ def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
 
 
 def _is_shared(config_values: ConfigValues, block: list[tuple[str, Any]]) -> bool:
-    return block[0][0] in config_values.first.shared_layers
+    return block[0][0] in config_values.first_stack.shared_layers
 
 
 WRITES: Writes = {
@@ -124,11 +127,11 @@ WRITES: Writes = {
         len(block) // times for block, times in zip(_layers_by_block(s), _repeats_of_blocks(s), strict=True)
     ],
     "block_repeats": _repeats_of_blocks,
-    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _layers_by_block(s))),
-    "d_head": lambda s: s.first.block.attention.head_dim,
-    "separate_cls": lambda s: s.first.block.separate_cls,
-    "truncate_seq": lambda s: s.first.block.truncate_seq,
-    "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first.kinds().values()),
+    "num_decoder_layers": lambda s: s.first_stack.num_hidden_layers - sum(map(len, _layers_by_block(s))),
+    "d_head": lambda s: s.first_stack.block.attention.head_dim,
+    "separate_cls": lambda s: s.first_stack.block.separate_cls,
+    "truncate_seq": lambda s: s.first_stack.block.truncate_seq,
+    "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first_stack.kinds().values()),
 }
 
 DROPOUT = {
@@ -151,9 +154,9 @@ def _lists_of_layers() -> str:
 FAMILIES = {
     "funnel": Family(
         _funnel,
-        ignored=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
+        ignored_fields=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
-        writes=WRITES,
+        field_writers=WRITES,
         modules={
             "embed_tokens": "embeddings.word_embeddings",
             "embed_norm": "embeddings.layer_norm",
@@ -177,6 +180,6 @@ FAMILIES = {
             "classifier.out_proj": "linear_out | dense_prediction | .classifier | .qa_outputs",
             "classifier": "classifier | discriminator_predictions | qa_outputs",
         },
-        dropout=DROPOUT,
-    ),
+        dropout_fields=DROPOUT,
+    )
 }

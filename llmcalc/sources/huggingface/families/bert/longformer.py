@@ -35,14 +35,14 @@ GLOBAL_NOTE = "global attention: its projections are counted; its products are n
 
 
 def _longformer(config: Config) -> Table:
-    stack = {**bert_stack(config, padded_positions(config)), **windows(config, config.size("num_hidden_layers"))}
+    stack = {**bert_stack(config, padded_positions(config)), **window_stack(config, config.size("num_hidden_layers"))}
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL
     config.notes.append(GLOBAL_NOTE)
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **pooler(config.head == "none"))
 
 
-def windows(config: Config, depth: int) -> Table:
+def window_stack(config: Config, depth: int) -> Table:
     """Returns the stack fields of layers that attend to a window of `attention_window` tokens centred on each token.
 
     The field is one even number, or a list with one for each of the `depth` layers.
@@ -51,13 +51,13 @@ def windows(config: Config, depth: int) -> Table:
     window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
     if len(window_sizes) != depth or any(not is_whole(window) or window <= 0 or window % 2 for window in window_sizes):
         value = config.get("attention_window")
-        raise config.wrong("attention_window", value, f"a positive even number, or a list of {depth} of them")
-    names = [f"window{window}" for window in window_sizes]
+        raise config.error("attention_window", value, f"a positive even number, or a list of {depth} of them")
+    layer_kinds = [f"window{window}" for window in window_sizes]
     variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
-    return {"variants": variants, **layer_pattern(names)}
+    return {"variants": variants, **layer_pattern(layer_kinds)}
 
 
-def _in_chunks(op: Op) -> Op:
+def _chunked_op(op: Op) -> Op:
     if not isinstance(op, AttentionCore) or op.window is None:
         return op
     return OverlappingChunks(*(getattr(op, field.name) for field in fields(op)))
@@ -67,12 +67,10 @@ CHUNKS = Deviation(
     "Longformer's chunks",
     "its class computes the scores of a window in chunks that overlap",
     "forward_flops",
-    follow=_in_chunks,
+    class_op=_chunked_op,
 )
 
-WINDOW_WRITES: Writes = {
-    "attention_window": lambda s: [window - 1 for window in s.windows if window is not None],
-}
+WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}
 
 MODULES: Modules = {
     **ROBERTA_MODULES,
@@ -85,11 +83,11 @@ MODULES: Modules = {
 FAMILIES = {
     "longformer": Family(
         _longformer,
-        ignored=OLD | {"attention_mode", "ignore_attention_mask"},
-        writes={**ROBERTA_WRITES, **WINDOW_WRITES},
+        ignored_fields=OLD | {"attention_mode", "ignore_attention_mask"},
+        field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

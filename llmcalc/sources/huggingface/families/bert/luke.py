@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks
@@ -29,7 +29,7 @@ OF_ENTITIES = ("ForEntityClassification", "ForEntityPairClassification", "ForEnt
 def _luke(config: Config) -> Table:
     name = architecture(config)
     if name.endswith(OF_ENTITIES):
-        raise config.wrong("architectures", name, "a class that reads text without entities, such as LukeForMaskedLM")
+        raise config.error("architectures", name, "a class that reads text without entities, such as LukeForMaskedLM")
     block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
     if config.flag("use_entity_aware_attention"):
         block["attention"]["idle_projections"] = AWARE
@@ -61,24 +61,24 @@ SECOND_BIAS = Deviation(
     "LUKE's untied head",
     "its output projection has a second, unused bias; tying merges the two",
     "parameters",
-    when=_second_bias,
-    more=lambda spec: spec.vocab_size,
-    at="lm_head.decoder",
+    applies_to=_second_bias,
+    further_quantity=lambda spec: spec.vocab_size,
+    node_path="lm_head.decoder",
 )
 
 WRITES: Writes = {
     **ROBERTA_WRITES,
-    "entity_vocab_size": lambda s: present(s.first.entities).entity_vocab_size,
-    "entity_emb_size": lambda s: present(s.first.entities).entity_emb_size or s.spec.hidden_size,
-    "use_entity_aware_attention": lambda s: bool(s.first.block.attention.idle_projections),
-    "tie_word_embeddings": lambda s: present(s.first.entities).prediction != "own",
+    "entity_vocab_size": lambda s: require_present(s.first_stack.entities).entity_vocab_size,
+    "entity_emb_size": lambda s: require_present(s.first_stack.entities).entity_emb_size or s.spec.hidden_size,
+    "use_entity_aware_attention": lambda s: bool(s.first_stack.block.attention.idle_projections),
+    "tie_word_embeddings": lambda s: require_present(s.first_stack.entities).prediction != "own",
 }
 
 FAMILIES = {
     "luke": Family(
         _luke,
-        ignored=OLD | {"bert_model_name", "cls_entity_prediction"},
-        writes=WRITES,
+        ignored_fields=OLD | {"bert_model_name", "cls_entity_prediction"},
+        field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
@@ -97,6 +97,6 @@ FAMILIES = {
             "entities.prediction.norm": "transform.LayerNorm",
             "entities.prediction.decoder": "decoder + bias",
         },
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

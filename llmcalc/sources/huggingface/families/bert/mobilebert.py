@@ -10,64 +10,66 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_head, bert_positions, has_pretraining_head
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
 def _mobilebert(config: Config) -> Table:
-    config.must("use_bottleneck", True)
-    config.must("use_bottleneck_attention", False)
-    config.must("key_query_shared_bottleneck", True)
+    config.require("use_bottleneck", True)
+    config.require("use_bottleneck_attention", False)
+    config.require("key_query_shared_bottleneck", True)
     hidden = config.size("hidden_size")
     width = config.size("intra_bottleneck_size")
     heads = config.size("num_attention_heads")
     norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
     if embedding > hidden:
-        raise config.wrong("embedding_size", embedding, f"at most hidden_size ({hidden})")
-    head_dim = config.divided("num_attention_heads", width, heads)
+        raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden})")
+    head_dim = config.quotient("num_attention_heads", width, heads)
     block = {
         "type": "bottleneck",
         "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
-        "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
+        "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
         "bottleneck_size": width,
         "num_feedforward_networks": config.size("num_feedforward_networks"),
     }
-    stack = {
-        "position": bert_positions(config),
-        "embedding_norm": norm,
-        **token_types(config.count("type_vocab_size")),
-    }
+    stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     trigrams = config.flag("trigram_input")
     model: Table = {}
     if trigrams or embedding != hidden:
-        kernel = 3 if trigrams else 1
-        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel}
-    head = {**bert_head(config, bert_act(config)), **biases(embedding < hidden, "more_columns")}
+        kernel_size = 3 if trigrams else 1
+        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
+    head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden, "more_columns")}
     has_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
-    pools = config.head == "none" or scores_sequences(config) or has_pretraining
+    has_pooler = config.head == "none" or scores_sequences(config) or has_pretraining
     if has_pretraining and not has_dense_layer:
-        raise config.wrong("classifier_activation", False, "true with a head for pretraining")
+        raise config.error("classifier_activation", False, "true with a head for pretraining")
     return encoder(
-        config, block, stack, head, {}, **model, **pooler(pools and has_dense_layer, 2 if has_pretraining else None)
+        config,
+        block,
+        stack,
+        head,
+        {},
+        **model,
+        **pooler(has_pooler and has_dense_layer, 2 if has_pretraining else None),
     )
 
 
 WRITES: Writes = {
     "trigram_input": lambda s: s.spec.embedding_kernel == 3,
-    "intra_bottleneck_size": lambda s: s.first.block.bottleneck_size,
-    "num_feedforward_networks": lambda s: s.first.block.num_feedforward_networks,
-    "normalization_type": lambda s: "no_norm" if s.first.block.norm.type == "affine" else "layer_norm",
+    "intra_bottleneck_size": lambda s: s.first_stack.block.bottleneck_size,
+    "num_feedforward_networks": lambda s: s.first_stack.block.num_feedforward_networks,
+    "normalization_type": lambda s: "no_norm" if s.first_stack.block.norm.type == "affine" else "layer_norm",
     "classifier_activation": lambda s: s.spec.pooler is not None,
 }
 
 FAMILIES = {
     "mobilebert": Family(
         _mobilebert,
-        ignored=OLD | {"true_hidden_size"},
-        writes=WRITES,
+        ignored_fields=OLD | {"true_hidden_size"},
+        field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         modules={
             **BERT_MODULES,
@@ -85,6 +87,6 @@ FAMILIES = {
             "output_bottleneck_norm": "output.bottleneck.LayerNorm",
             "lm_head.more_columns": "dense",
         },
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

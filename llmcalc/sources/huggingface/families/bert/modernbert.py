@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .....components.classifier import Classifier
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, Modules, Quirks, field_names
@@ -22,11 +22,11 @@ from ...parts import (
     Table,
     attention,
     biases,
+    class_count,
     decoder,
     encoder,
     glu,
     head_table,
-    labels,
     layer_pattern,
     layer_table,
     layernorm,
@@ -39,7 +39,7 @@ from ...parts import (
     token_types,
 )
 from ...writes import UNPADDED, Writes
-from .bert import OLD, SECOND_BIAS, bert_act, bert_head, bert_score
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -54,7 +54,7 @@ def _modernbert(config: Config) -> Table:
     model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
     if config.head == "classification":
         model["head"] = {
-            **head_table(config, None, {"over": "sequence"}, labels(config)),
+            **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _transform(config, norm),
         }
     return encoder(
@@ -79,11 +79,11 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     """
     norm, depth = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")), config.size("num_hidden_layers")
     global_period = config.size("global_attn_every_n_layers")
-    layer_kinds = listed_kinds(
+    attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % global_period else "full" for i in range(depth)]
     )
     heads = config.size("num_attention_heads")
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
     mixer = {
         "num_attention_heads": heads,
         "position": rope(config),
@@ -91,11 +91,11 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         **biases(config.flag("attention_bias"), *QKVO),
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
-    names = [f"first_{layer_kinds[0]}", *layer_kinds[1:]]
+    layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}
-    variants[names[0]] = {**variants[names[0]], "without_norms": ["self_attn_pre_norm"]}
-    return block, {"variants": variants, **layer_pattern(names), "embedding_norm": norm}
+    variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
+    variants[layer_kinds[0]] = {**variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
+    return block, {"variants": variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
 
 def _transform(config: Config, norm: Table) -> Table:
@@ -114,13 +114,13 @@ def _eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
-    unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
+    scored_unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
         config,
         block,
         {"final_norm": norm},
         {"bias": config.flag("mlp_bias")},
-        {"over": unit, "transform": {"hidden_act": "gelu", "norm": None}},
+        {"over": scored_unit, "transform": {"hidden_act": "gelu", "norm": None}},
     )
 
 
@@ -141,7 +141,7 @@ def _nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
     for name, class_name in OTHER_NOMIC_NAMES.items():
         if config.has(name) and config.get(name) != config.get(class_name):
-            raise config.wrong(
+            raise config.error(
                 name,
                 config.get(name),
                 f"{config.get(class_name)}, which is {class_name}: the class does not read {name}",
@@ -149,13 +149,13 @@ def _nomic_bert(config: Config) -> Table:
     if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
         GATED, "hidden_act"
     ):
-        raise config.wrong(
+        raise config.error(
             "activation_function",
             config.get("activation_function"),
             f"the activation of hidden_act ({config.get('hidden_act')}): the class does not read activation_function",
         )
     for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
-        config.must(name, None, False)
+        config.require(name, None, False)
     norm = layernorm(config.number("layer_norm_eps"))
     network = {
         "intermediate_size": config.size("intermediate_size"),
@@ -163,11 +163,11 @@ def _nomic_bert(config: Config) -> Table:
         "gated": True,
     }
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
-    if config.maybe("head_dim") is not None:
+    if config.optional_size("head_dim") is not None:
         mixer["head_dim"] = config.size("head_dim")
     block = layer_table(mixer, network, norm, "post")
-    types = config.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **token_types(types)}
+    segment_types = config.count("type_vocab_size")
+    stack = {"embedding_norm": norm, **token_types(segment_types)}
     head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
     return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
 
@@ -175,7 +175,7 @@ def _nomic_bert(config: Config) -> Table:
 def _gte(config: Config) -> Table:
     network = {
         "intermediate_size": config.size("intermediate_size"),
-        "hidden_act": bert_act(config),
+        "hidden_act": bert_activation(config),
         "gated": True,
         "down_bias": True,
     }
@@ -186,7 +186,7 @@ def _jina_embeddings_v3(config: Config) -> Table:
     """Reads jina-embeddings-v3 without the per-task low-rank adapters, which are in another library."""
     return _rotary_encoder(
         config,
-        mlp(config.size("intermediate_size"), bert_act(config)),
+        mlp(config.size("intermediate_size"), bert_activation(config)),
         20000.0,
         bert_score("tanh"),
         has_pooler=config.head == "none",
@@ -196,12 +196,12 @@ def _jina_embeddings_v3(config: Config) -> Table:
 def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
     """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
-    types = config.count("type_vocab_size")
+    segment_types = config.count("type_vocab_size")
     heads = config.size("num_attention_heads")
     head_dim = (
-        config.maybe("head_dim")
+        config.optional_size("head_dim")
         or config.size("hidden_size") // heads
-        or config.divided("num_attention_heads", config.size("hidden_size"), heads)
+        or config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     )
     mixer = {
         "num_attention_heads": heads,
@@ -210,7 +210,7 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
         **biases(True, *QKVO),
     }
     block = layer_table(mixer, network, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(types)}
+    stack = {"embedding_norm": norm, **token_types(segment_types)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
@@ -255,10 +255,10 @@ def _classifier_pooling(config_values: ConfigValues) -> str:
 
 MODERN_WRITES: Writes = {
     "decoder_bias": lambda s: s.head.bias,
-    "classifier_bias": lambda s: present(s.head.transform).bias,
-    "classifier_activation": lambda s: present(s.head.transform).hidden_act,
+    "classifier_bias": lambda s: require_present(s.head.transform).bias,
+    "classifier_activation": lambda s: require_present(s.head.transform).hidden_act,
     "norm_bias": lambda s: s.layers[0].norm.has_bias,
-    "local_attention": lambda s: present(s.window) - 1,
+    "local_attention": lambda s: require_present(s.window) - 1,
 }
 
 
@@ -315,30 +315,34 @@ FAMILIES = {
         _modernbert,
         {"global_attn_every_n_layers": 3},
         OF_MODERN,
-        writes={**MODERN_WRITES, **UNPADDED},
+        field_writers={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
-        dropout=MODERN_DROPOUT,
+        dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
         {"global_attn_every_n_layers": 3},
         OF_MODERN,
-        writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
+        field_writers={
+            **MODERN_WRITES,
+            "local_attention": lambda s: 2 * require_present(s.window),
+            "pad_token_id": lambda s: 0,
+        },
         modules=MODERN_MODULES,
-        dropout=MODERN_DROPOUT,
+        dropout_fields=MODERN_DROPOUT,
     ),
     "eurobert": Family(
         _eurobert,
-        ignored=OLD | {"clf_pooling", "use_sliding_window"},
-        writes={"classifier_pooling": _classifier_pooling, **UNPADDED},
+        ignored_fields=OLD | {"clf_pooling", "use_sliding_window"},
+        field_writers={"classifier_pooling": _classifier_pooling, **UNPADDED},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
         _gte,
-        ignored=OLD,
+        ignored_fields=OLD,
         modules=NOMIC_MODULES,
-        earlier={
+        earlier_names={
             "layers": "encoder.layer",
             "self_attn": "attention",
             "attention.q_proj": "attention.qkv_proj",
@@ -347,16 +351,16 @@ FAMILIES = {
             "gate_proj": "up_gate_proj",
             "mlp.up_proj": "mlp.up_gate_proj",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
-        ignored=OLD | OF_JINA,
-        uncounted=JINA_ADAPTERS,
+        ignored_fields=OLD | OF_JINA,
+        uncounted_fields=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
-        earlier={**NOMIC_EARLIER, "attn": "mixer"},
-        dropout=BERT_DROPOUT,
+        earlier_names={**NOMIC_EARLIER, "attn": "mixer"},
+        dropout_fields=BERT_DROPOUT,
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -372,7 +376,7 @@ FAMILIES = {
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
-        earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
-        dropout=BERT_DROPOUT,
+        earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
+        dropout_fields=BERT_DROPOUT,
     ),
 }

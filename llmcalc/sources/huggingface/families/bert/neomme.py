@@ -21,11 +21,11 @@ def _neomme(config: Config) -> Table:
     depth, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
     kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
     if heads % kv_heads:
-        raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    default = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    default_kinds = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if "full" not in layer_kinds:
-        raise config.wrong("layer_types", config.get("layer_types"), "at least one full_attention")
+        raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
     positions = {
         "full": _rotary_positions(config, "full", 0.25, 1e6),
@@ -51,16 +51,16 @@ def _neomme(config: Config) -> Table:
     }
     bias = config.flag("mlp_bias")
     network = mlp(config.size("intermediate_size"), "relu2", bias)
-    config.must("hidden_act", "relu2")
+    config.require("hidden_act", "relu2")
     block = {"type": "initial_states", "attention": attention, "feed_forward": network, "norm": norm}
-    values = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    value_embedding = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
     stack = {
         **stack_of_layers(layers),
-        "streams": {"type": "value_embeddings", **values},
+        "streams": {"type": "value_embeddings", **value_embedding},
         "embedding_norm": norm,
         "final_norm": norm,
     }
-    tied = config.flag("tie_word_embeddings")
+    is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.size("embedding_dim")
     is_retrieval_model = config.head == "lm" and architecture(config).endswith("ForRetrieval")
@@ -68,15 +68,15 @@ def _neomme(config: Config) -> Table:
     table = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
     if is_retrieval_model:
         table["head"] = {"type": "projection", "size": vector_size}
-    return {**table, "tied_projection": tied or table["head"]["type"] != "lm"}
+    return {**table, "tied_projection": is_tied or table["head"]["type"] != "lm"}
 
 
 def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
     """Returns the RoPE of one kind of layer, with angles alternately for image rows and columns."""
-    table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, kind=f"{layer_kind}_attention")}
+    table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, layer_kind=f"{layer_kind}_attention")}
     rotary_dim = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
     if rotary_dim < 4 or rotary_dim % 4:
-        raise config.wrong(
+        raise config.error(
             "head_dim",
             config.size("head_dim"),
             f"a size of which {layer_kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
@@ -86,26 +86,28 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, t
 
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
     """Returns each layer's window: the number of tokens on either side; None for all tokens."""
-    short = config.maybe("sliding_window")
-    is_listed = config.has("per_layer_config")
-    table = config.table("per_layer_config") if is_listed else {}
-    stated: dict[int, Any] = {}
+    short_distance = config.optional_size("sliding_window")
+    is_in_list = config.has("per_layer_config")
+    table = config.table("per_layer_config") if is_in_list else {}
+    stated_fields: dict[int, Any] = {}
     for name, fields in table.items():
         if not name.isdecimal() or not isinstance(fields, dict) or set(fields) - {"sliding_window"}:
-            raise config.wrong("per_layer_config", table, "the sliding_window of some layers")
-        stated[int(name)] = fields.get("sliding_window", short)
+            raise config.error("per_layer_config", table, "the sliding_window of some layers")
+        stated_fields[int(name)] = fields.get("sliding_window", short_distance)
     distances: list[int | None] = []
-    sliding = 0
+    sliding_count = 0
     for i, layer_kind in enumerate(layer_kinds):
-        is_long = layer_kind == "sliding" and sliding % 2 == 1
-        default = None if layer_kind == "full" else LONG_WINDOW if is_long else short
-        sliding += layer_kind == "sliding"
-        distance = stated.get(i, short) if is_listed else default
+        is_long = layer_kind == "sliding" and sliding_count % 2 == 1
+        default = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
+        sliding_count += layer_kind == "sliding"
+        distance = stated_fields.get(i, short_distance) if is_in_list else default
         if (distance is None) != (layer_kind == "full") or (
             distance is not None and not (is_whole(distance) and distance > 0)
         ):
-            name = "per_layer_config" if is_listed else "sliding_window"
-            raise config.wrong(name, table or short, "a whole number above 0 for sliding layers, null for full ones")
+            name = "per_layer_config" if is_in_list else "sliding_window"
+            raise config.error(
+                name, table or short_distance, "a whole number above 0 for sliding layers, null for full ones"
+            )
         distances.append(distance)
     return distances
 
@@ -125,6 +127,4 @@ MODULES: Modules = {
     "projection.proj": "proj",
 }
 
-FAMILIES = {
-    "neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES),
-}
+FAMILIES = {"neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES)}

@@ -18,7 +18,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Modules, Quirks
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -30,7 +30,7 @@ def _nystromformer(config: Config) -> Table:
             "num_landmarks: attention through landmarks is not counted: every token attends to all, as where there are "
             "as many landmarks as tokens"
         )
-    config.must("inv_coeff_init_option", False)
+    config.require("inv_coeff_init_option", False)
     return _bert_with_convolution(config, "conv_kernel_size")
 
 
@@ -47,9 +47,9 @@ MRA_BLOCK = 32
 def _mra(config: Config) -> Table:
     """Reads MRA. The longest sequence determines the number of exact blocks."""
     block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
-    config.must("add_cross_attention", False)
+    config.require("add_cross_attention", False)
     if not rows:
-        raise config.wrong("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
+        raise config.error("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
     block["attention"] = {
         "type": "sampled_blocks",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -58,8 +58,10 @@ def _mra(config: Config) -> Table:
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
     position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
-    act = bert_act(config)
-    return encoder(config, block, bert_stack(config, position), bert_head(config, act), bert_score(act), answers=2)
+    activation = bert_activation(config)
+    return encoder(
+        config, block, bert_stack(config, position), bert_head(config, activation), bert_score(activation), answers=2
+    )
 
 
 def _without_kernel(op: Op) -> Op:
@@ -70,7 +72,7 @@ NO_KERNEL = Deviation(
     "MRA without its kernels",
     "without CUDA kernels of its own, its class returns zeros in the place of attention",
     "forward_flops",
-    follow=_without_kernel,
+    class_op=_without_kernel,
 )
 
 
@@ -80,26 +82,26 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
     A question-answering head has two scores, whatever the number of labels.
     """
     block = bert_block(config)
-    kernel = config.maybe(field)
-    if kernel is not None:
-        if kernel % 2 == 0:
-            raise config.wrong(field, kernel, "an odd number: the class adds as many rows as it reads")
-        block["attention"]["value_convolution"] = {"conv_kernel_size": kernel}
+    kernel_size = config.optional_size(field)
+    if kernel_size is not None:
+        if kernel_size % 2 == 0:
+            raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
+        block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
     rows = config.size("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
-    act = bert_act(config)
-    stack, head = bert_stack(config, position), bert_head(config, act)
-    return encoder(config, block, stack, head, bert_score(act), answers=2)
+    activation = bert_activation(config)
+    stack, head = bert_stack(config, position), bert_head(config, activation)
+    return encoder(config, block, stack, head, bert_score(activation), answers=2)
 
 
-def _kernel_writes(field: str) -> Writes:
-    return {field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None)}
+def _kernel_writer(field: str) -> Writes:
+    return {field: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
     rows = max(1, config_values.position_rows // MRA_BLOCK)
-    blocks: int = config_values.first.block.attention.blocks
+    blocks: int = config_values.first_stack.block.attention.blocks
     return -(-blocks // rows)
 
 
@@ -114,32 +116,32 @@ MODULES: Modules = {
 FAMILIES = {
     "nystromformer": Family(
         _nystromformer,
-        ignored=OLD,
-        writes=_kernel_writes("conv_kernel_size"),
+        ignored_fields=OLD,
+        field_writers=_kernel_writer("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "yoso": Family(
         _yoso,
-        ignored=OLD,
-        writes=_kernel_writes("conv_window"),
+        ignored_fields=OLD,
+        field_writers=_kernel_writer("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
         _mra,
-        ignored=OLD,
-        writes={
+        ignored_fields=OLD,
+        field_writers={
             "block_per_row": _blocks_per_row,
-            "approx_mode": lambda s: "full" if s.first.block.attention.approximated else "sparse",
+            "approx_mode": lambda s: "full" if s.first_stack.block.attention.approximated else "sparse",
         },
         deviations=(SECOND_BIAS, NO_KERNEL),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -17,51 +17,54 @@ OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
 def _perceiver(config: Config) -> Table:
     name = architecture(config)
     if name and not name.endswith("ForMaskedLM"):
-        raise config.wrong("architectures", name, "PerceiverForMaskedLM, the class of text")
+        raise config.error("architectures", name, "PerceiverForMaskedLM, the class of text")
     latent_size, width = config.size("d_latents"), config.size("d_model")
-    norm, act = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
-    by = config.choice({"kv": width, "q": latent_size}, "cross_attention_shape_for_attention")
-    queries = config.size("max_position_embeddings")
+    norm, activation = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
+    width_of_queries = config.choice({"kv": width, "q": latent_size}, "cross_attention_shape_for_attention")
+    output_queries = config.size("max_position_embeddings")
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
-        sizes = {"head_dim": qk_channels, "v_head_dim": v_channels}
-        divided = {field: config.divided(heads_field, channels, heads) for field, channels in sizes.items()}
+        embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
+        divided = {field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()}
         return {"num_attention_heads": heads, **divided, "float32_softmax": False, **biases(True, *QKVO)}
 
     def network(size: int, factor: str) -> Table:
-        return mlp(config.size(factor) * size, act)
+        return mlp(config.size(factor) * size, activation)
 
-    qk_channels, v_channels = (config.maybe(field) for field in ("qk_channels", "v_channels"))
-    read_channels, own_channels = qk_channels or by, qk_channels or latent_size
-    reads = attention(
+    qk_channels, v_channels = (config.optional_size(field) for field in ("qk_channels", "v_channels"))
+    input_channels, config_channels = qk_channels or width_of_queries, qk_channels or latent_size
+    input_attention = attention(
         config.size("num_cross_attention_heads"),
-        read_channels,
-        v_channels or read_channels,
+        input_channels,
+        v_channels or input_channels,
         "num_cross_attention_heads",
     )
     mixer = attention(
-        config.size("num_self_attention_heads"), own_channels, v_channels or own_channels, "num_self_attention_heads"
+        config.size("num_self_attention_heads"),
+        config_channels,
+        v_channels or config_channels,
+        "num_self_attention_heads",
     )
-    if (v_channels or own_channels) != latent_size:
-        raise config.wrong("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
-    config.divided("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
-    config.divided("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
+    if (v_channels or config_channels) != latent_size:
+        raise config.error("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
+    config.quotient("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
+    config.quotient("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
     streams = {
         "type": "latents",
         "num_latents": config.size("num_latents"),
         "latent_size": latent_size,
         "reads": {
-            "attention": reads,
+            "attention": input_attention,
             "norm": norm,
             "feed_forward": network(latent_size, "cross_attention_widening_factor"),
             "residual": config.flag("use_query_residual"),
         },
-        "num_queries": queries,
+        "num_queries": output_queries,
         "query_size": width,
         "writes": {
             "attention": attention(OUTPUT_HEADS, OUTPUT_HEADS * OUTPUT_QUERY_SIZE, width, "d_model"),
             "norm": norm,
-            "feed_forward": mlp(width, act),
+            "feed_forward": mlp(width, activation),
             "residual": False,
         },
     }
@@ -71,15 +74,15 @@ def _perceiver(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    sizes = {"embedding_size": width} if width != latent_size else {}
+    embedding_fields = {"embedding_size": width} if width != latent_size else {}
     stack = {
         **_repeated_layers(config),
         "position": learned_positions(config),
         "streams": streams,
-        **({"input_size": width} if sizes else {}),
+        **({"input_size": width} if embedding_fields else {}),
     }
     config.fields_read.add("tie_word_embeddings")
-    return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **sizes)
+    return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
 
 
 def _repeated_layers(config: Config) -> Table:
@@ -89,12 +92,12 @@ def _repeated_layers(config: Config) -> Table:
         return {"num_hidden_layers": layers}
     if layers == 1:
         return {"num_hidden_layers": blocks, "shared_layers": ["block"]}
-    names = [f"layer{i}" for i in range(layers)]
+    layer_kinds = [f"layer{i}" for i in range(layers)]
     return {
         "num_hidden_layers": layers * blocks,
-        "variants": {name: {} for name in names},
-        "pattern": names,
-        "shared_layers": names,
+        "variants": {name: {} for name in layer_kinds},
+        "pattern": layer_kinds,
+        "shared_layers": layer_kinds,
     }
 
 
@@ -127,10 +130,10 @@ FAMILIES = {
         _perceiver,
         defaults={"tie_word_embeddings": True},
         aliases={"hidden_size": "d_latents"},
-        unread=frozenset({"hidden_size"}),
-        ignored=frozenset({"_label_trainable_num_channels"}),
+        unread_aliases=frozenset({"hidden_size"}),
+        ignored_fields=frozenset({"_label_trainable_num_channels"}),
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY),
-        dropout={"attention": "attention_probs_dropout_prob"},
-    ),
+        dropout_fields={"attention": "attention_probs_dropout_prob"},
+    )
 }

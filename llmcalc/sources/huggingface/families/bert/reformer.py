@@ -17,14 +17,17 @@ HASHES = {"local": False, "lsh": True}
 def _reformer(config: Config) -> Table:
     name = architecture(config)
     if name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
-        raise config.wrong("architectures", name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
+        raise config.error("architectures", name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
     listed_kinds = config.texts("attn_layers")
     if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
-        raise config.wrong("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
+        raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
     if config.has("num_hidden_layers") and config.size("num_hidden_layers") != len(listed_kinds):
-        raise config.wrong("num_hidden_layers", config.size("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)")
+        raise config.error("num_hidden_layers", config.size("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)")
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {kind: {"attention": _attention(config, kind)} for kind in dict.fromkeys(listed_kinds)}
+    layers = {
+        attention_kind: {"attention": _attention(config, attention_kind)}
+        for attention_kind in dict.fromkeys(listed_kinds)
+    }
     block = {
         "type": "reversible",
         **layers[listed_kinds[0]],
@@ -32,7 +35,9 @@ def _reformer(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    chunks = [config.size(f"{'lsh' if HASHES[kind] else 'local'}_attn_chunk_length") for kind in layers]
+    chunks = [
+        config.size(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
+    ]
     stack: Table = {
         "num_hidden_layers": len(listed_kinds),
         "position": _position(config),
@@ -48,8 +53,8 @@ def _reformer(config: Config) -> Table:
     return table
 
 
-def _attention(config: Config, kind: str) -> Table:
-    is_hashed = HASHES[kind]
+def _attention(config: Config, attention_kind: str) -> Table:
+    is_hashed = HASHES[attention_kind]
     prefix = "lsh" if is_hashed else "local"
     table: Table = {
         "type": "chunked",
@@ -65,7 +70,7 @@ def _attention(config: Config, kind: str) -> Table:
     listed_buckets = buckets if isinstance(buckets, list) else [buckets]
     if not listed_buckets or not all(is_whole(number) and number > 0 and number % 2 == 0 for number in listed_buckets):
         expected = "an even number, or a list of even numbers; its class chooses one by the length of the first text"
-        raise config.wrong("num_buckets", buckets, expected)
+        raise config.error("num_buckets", buckets, expected)
     return {**table, "num_hashes": config.size("num_hashes"), "directions": sum(listed_buckets) // 2}
 
 
@@ -78,16 +83,10 @@ def _position(config: Config) -> Table:
         config.size("hidden_size"),
     )
     if len(shape) != 2 or 0 in shape:
-        raise config.wrong("axial_pos_shape", shape, "two positive whole numbers")
+        raise config.error("axial_pos_shape", shape, "two positive whole numbers")
     if len(widths) != 2 or sum(widths) != hidden or 0 in widths:
-        raise config.wrong("axial_pos_embds_dim", widths, f"two positive whole numbers whose sum is {hidden}")
-    return {
-        "type": "axial",
-        "rows": shape[0],
-        "columns": shape[1],
-        "row_size": widths[0],
-        "column_size": widths[1],
-    }
+        raise config.error("axial_pos_embds_dim", widths, f"two positive whole numbers whose sum is {hidden}")
+    return {"type": "axial", "rows": shape[0], "columns": shape[1], "row_size": widths[0], "column_size": widths[1]}
 
 
 MODULES: Modules = {
@@ -115,7 +114,7 @@ FAMILIES = {
         _reformer,
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
         modules=MODULES,
-        quirks=Quirks(reads_values=EVERY, counted_as={"use_cache": False}),
-        dropout={},
-    ),
+        quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
+        dropout_fields={},
+    )
 }

@@ -8,21 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
-from .bert import (
-    BERT_MODULES,
-    OLD,
-    SECOND_BIAS,
-    bert_act,
-    bert_block,
-    bert_head,
-    bert_score,
-    bert_stack,
-)
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from .....algebra import Number
@@ -40,7 +31,7 @@ def _rembert(config: Config) -> Table:
     """Reads RemBERT, whose input embedding is narrower than the output embedding and never tied."""
     width = config.size("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
-    head = bert_head(config, bert_act(config))
+    head = bert_head(config, bert_activation(config))
     head["transform"]["size"] = config.size("output_embedding_size")
     model: Table = {
         "embedding_size": width,
@@ -53,8 +44,8 @@ def _rembert(config: Config) -> Table:
 def _roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
     if architecture(config).endswith(OF_CHOICES):
-        config.must("summary_use_proj", None, False)
-    block, stack, width = bert_block(config), bert_stack(config), config.maybe("embedding_size")
+        config.require("summary_use_proj", None, False)
+    block, stack, width = bert_block(config), bert_stack(config), config.optional_size("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
     model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
@@ -66,8 +57,8 @@ def _roformer(config: Config) -> Table:
         config,
         block,
         stack,
-        bert_head(config, bert_act(config)),
-        {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_act(config)),
+        bert_head(config, bert_activation(config)),
+        {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_activation(config)),
         **model,
     )
 
@@ -86,7 +77,7 @@ HOLDS_SINES = Deviation(
     "RoFormer's sines",
     "the sines and cosines of RoPE are a frozen table among its parameters",
     "parameters",
-    more=_sinusoid_elements,
+    further_quantity=_sinusoid_elements,
 )
 
 MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)
@@ -99,14 +90,14 @@ FAMILIES = {
         OLD,
         deviations=(SECOND_BIAS,),
         modules={**BERT_MODULES, "lm_head": "lm_head.decoder + lm_head.bias"},
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "rembert": Family(
         _rembert,
-        ignored=OLD | {"embedding_size"},
-        writes={
+        ignored_fields=OLD | {"embedding_size"},
+        field_writers={
             "input_embedding_size": lambda s: s.spec.embedding_size,
-            "output_embedding_size": lambda s: present(s.head.transform).size,
+            "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
         quirks=MASKS,
         modules={
@@ -115,7 +106,7 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(
         _roformer,
@@ -130,6 +121,6 @@ FAMILIES = {
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
         modules={**BERT_MODULES, "input_proj": "embeddings_project"},
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -17,10 +17,10 @@ FEATURES = ("shape", "pronunciation")
 
 
 def _roc_bert(config: Config) -> Table:
-    config.must("concat_input", True)
+    config.require("concat_input", True)
     table = bert(config)
     for name in FEATURES:
-        config.must(f"enable_{name}", True)
+        config.require(f"enable_{name}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
         table["pooler"] = {"dense": True}
     stack = table["encoder"] if "encoder" in table else table["decoder"]
@@ -31,18 +31,18 @@ def _roc_bert(config: Config) -> Table:
     return table
 
 
-def _feature_writes(index: int, name: str) -> Writes:
+def _feature_writer(index: int, name: str) -> Writes:
     return {
-        f"{name}_vocab_size": lambda s: s.first.input_features.vocab_sizes[index],
-        f"{name}_embed_dim": lambda s: s.first.input_features.embedding_sizes[index],
+        f"{name}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[index],
+        f"{name}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[index],
     }
 
 
 FAMILIES = {
     "roc_bert": Family(
         _roc_bert,
-        ignored=OLD,
-        writes={**_feature_writes(0, "shape"), **_feature_writes(1, "pronunciation")},
+        ignored_fields=OLD,
+        field_writers={**_feature_writer(0, "shape"), **_feature_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
         modules={
             **BERT_MODULES,
@@ -51,6 +51,6 @@ FAMILIES = {
             "input_features.embed_1": "embeddings.pronunciation_embed",
             "input_features.proj": "embeddings.map_inputs_layer",
         },
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

@@ -10,7 +10,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, encoder, layer_table, layernorm, pooler
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
 
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
@@ -19,13 +19,13 @@ def _squeezebert(config: Config) -> Table:
     hidden = config.size("hidden_size")
     width = config.size("intermediate_size")
     heads = config.size("num_attention_heads")
-    config.must("embedding_size", hidden)
-    config.divided("num_attention_heads", hidden, heads)
+    config.require("embedding_size", hidden)
+    config.quotient("num_attention_heads", hidden, heads)
     groups = {name: config.size(name) for name in GROUPS}
     for name, group_count in groups.items():
-        config.divided(name, hidden, group_count)
+        config.quotient(name, hidden, group_count)
         if name in ("intermediate_groups", "output_groups"):
-            config.divided(name, width, group_count)
+            config.quotient(name, width, group_count)
     block = layer_table(
         {
             "type": "grouped_projections",
@@ -36,31 +36,31 @@ def _squeezebert(config: Config) -> Table:
         {
             "type": "grouped_mlp",
             "intermediate_size": width,
-            "hidden_act": bert_act(config),
+            "hidden_act": bert_activation(config),
             "up_groups": groups["intermediate_groups"],
             "down_groups": groups["output_groups"],
         },
         layernorm(1e-12),
         "post",
     )
-    return encoder(config, block, bert_stack(config), bert_head(config, bert_act(config)), {}, **pooler(True))
+    return encoder(config, block, bert_stack(config), bert_head(config, bert_activation(config)), {}, **pooler(True))
 
 
 WRITES: Writes = {
-    "q_groups": lambda s: s.first.block.attention.q_groups,
-    "k_groups": lambda s: s.first.block.attention.k_groups,
-    "v_groups": lambda s: s.first.block.attention.v_groups,
-    "post_attention_groups": lambda s: s.first.block.attention.o_groups,
-    "intermediate_groups": lambda s: s.first.block.feed_forward.up_groups,
-    "output_groups": lambda s: s.first.block.feed_forward.down_groups,
+    "q_groups": lambda s: s.first_stack.block.attention.q_groups,
+    "k_groups": lambda s: s.first_stack.block.attention.k_groups,
+    "v_groups": lambda s: s.first_stack.block.attention.v_groups,
+    "post_attention_groups": lambda s: s.first_stack.block.attention.o_groups,
+    "intermediate_groups": lambda s: s.first_stack.block.feed_forward.up_groups,
+    "output_groups": lambda s: s.first_stack.block.feed_forward.down_groups,
     "embedding_size": lambda s: s.spec.hidden_size,
 }
 
 FAMILIES = {
     "squeezebert": Family(
         _squeezebert,
-        ignored=OLD,
-        writes=WRITES,
+        ignored_fields=OLD,
+        field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
@@ -74,6 +74,6 @@ FAMILIES = {
             "down_proj": ".output.conv1d",
             "mlp_post_norm": "output.layernorm",
         },
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

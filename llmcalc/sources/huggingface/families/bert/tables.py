@@ -13,38 +13,38 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import OF_ANSWERS, Table, architecture, encoder, layernorm, pooler, scores_sequences
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 AXES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
 
 
-def _with_tables(config: Config, tables: Table, **model: Any) -> Table:
+def _with_tables(config: Config, embedding_tables: Table, **model: Any) -> Table:
     stack = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        "token_types": tables,
+        "token_types": embedding_tables,
     }
-    return encoder(config, bert_block(config), stack, bert_head(config, bert_act(config)), {}, **model)
+    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model)
 
 
 def _layoutlm(config: Config) -> Table:
-    tables = {
+    embedding_tables = {
         "type_vocab_size": config.size("type_vocab_size"),
         "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
     }
-    return _with_tables(config, tables, **pooler(True))
+    return _with_tables(config, embedding_tables, **pooler(True))
 
 
 def _tapas(config: Config) -> Table:
     """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
     vocab_sizes = config.sizes("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
-        raise config.wrong("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
+        raise config.error("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
     answers = architecture(config).endswith(OF_ANSWERS)
     aggregations = config.count("num_aggregation_labels") if answers else 0
-    pools = config.head == "none" or scores_sequences(config) or answers
-    table = _with_tables(config, {"other_vocab_sizes": vocab_sizes}, **pooler(pools, aggregations or None))
+    has_pooler = config.head == "none" or scores_sequences(config) or answers
+    table = _with_tables(config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregations or None))
     if answers:  # cells and columns
         table["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return table
@@ -53,17 +53,17 @@ def _tapas(config: Config) -> Table:
 FAMILIES = {
     "layoutlm": Family(
         _layoutlm,
-        ignored=OLD,
+        ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         modules={
             **BERT_MODULES,
             **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(AXES)},
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
     "tapas": Family(
         _tapas,
-        ignored=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
+        ignored_fields=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
@@ -71,6 +71,6 @@ FAMILIES = {
             **{f"embed_other_{i}": f"embeddings.token_type_embeddings_{i}" for i in range(7)},
             "pooler.out_proj": "aggregation_classifier",
         },
-        dropout=BERT_DROPOUT,
+        dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -15,7 +15,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    bidirectional,
+    bidirectional_stack,
     encoder,
     every_nth_full,
     glu,
@@ -28,20 +28,18 @@ from ...parts import (
 
 
 def _ultrabert(config: Config) -> Table:
-    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
     mixer = attention(
-        config,
-        position=rope(config, kind="full_attention"),
-        **biases(config.flag("attention_bias"), *QKVO),
+        config, position=rope(config, layer_kind="full_attention"), **biases(config.flag("attention_bias"), *QKVO)
     )
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
-    window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
+    window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
     used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
-    stack = bidirectional(
+    stack = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
     head = {
@@ -61,7 +59,7 @@ def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], in
     if config.get("attention_windows") is not None:
         windows = config.sizes("attention_windows")
         if len(windows) != depth:
-            raise config.wrong("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
+            raise config.error("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
         layer_kinds = ["sliding" if window else "full" for window in windows]
         distance = next((window for window in windows if window), distance)
     return listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds), distance
@@ -72,11 +70,11 @@ FAMILIES = {
         _ultrabert,
         {"attention_windows": None},
         modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
-        earlier={"model": "ultrabert", "head.decoder": "cls"},
+        earlier_names={"model": "ultrabert", "head.decoder": "cls"},
     ),
     "ultravbert": Family(
         None,
-        text="ultrabert",
+        text_type="ultrabert",
         uncounted_encoders={"vision_config": "siglip_vision_model"},
         modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},
     ),

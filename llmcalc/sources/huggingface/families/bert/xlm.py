@@ -27,12 +27,12 @@ from ...parts import (
 
 
 def _xlm(config: Config, placement: str = "post") -> Table:
-    config.must("asm", False)
-    config.must("is_encoder", True)
+    config.require("asm", False)
+    config.require("is_encoder", True)
     norm = layernorm(config.number("layer_norm_eps"))
     heads = config.size("num_attention_heads")
     width = config.size("hidden_size")
-    config.divided("n_heads", width, heads)
+    config.quotient("n_heads", width, heads)
     languages = config.count("n_langs")
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO)},
@@ -55,8 +55,8 @@ def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
     if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
         return None
-    config.must("summary_use_proj", True)
-    config.must("summary_proj_to_labels", True)
+    config.require("summary_use_proj", True)
+    config.require("summary_proj_to_labels", True)
     return {}
 
 
@@ -106,7 +106,12 @@ DROPOUT = {
 }
 
 XLM = Family(
-    _xlm, ignored=NO_COUNT, aliases=ALIASES, quirks=Quirks(reads_values=EVERY), modules=MODULES, dropout=DROPOUT
+    _xlm,
+    ignored_fields=NO_COUNT,
+    aliases=ALIASES,
+    quirks=Quirks(reads_values=EVERY),
+    modules=MODULES,
+    dropout_fields=DROPOUT,
 )
 
-FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read=_flaubert)}
+FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_flaubert)}

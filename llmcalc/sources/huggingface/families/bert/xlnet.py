@@ -24,11 +24,11 @@ from ...parts import (
 def _xlnet(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     model = simple_answers(config)
-    config.must("attn_type", "bi")
-    config.must("bi_data", False)
-    size = config.divided("n_head", config.size("hidden_size"), heads)
-    if config.maybe("d_head") not in (None, size):
-        raise config.wrong("d_head", config.get("d_head"), f"d_model / n_head ({size})")
+    config.require("attn_type", "bi")
+    config.require("bi_data", False)
+    size = config.quotient("n_head", config.size("hidden_size"), heads)
+    if config.optional_size("d_head") not in (None, size):
+        raise config.error("d_head", config.get("d_head"), f"d_model / n_head ({size})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
     network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
     block = layer_table(mixer, network, norm, "post")
@@ -43,7 +43,7 @@ def _summary_classifier(config: Config) -> Table:
         or not config.flag("summary_use_proj")
     ):
         return {}
-    config.must("summary_proj_to_labels", None, False)
+    config.require("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 
@@ -85,7 +85,7 @@ FAMILIES = {
             "classifier.dense": ".sequence_summary.summary",
             "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
         },
-        dropout=dict.fromkeys(
+        dropout_fields=dict.fromkeys(
             ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
         ),
     )

@@ -16,7 +16,7 @@ from .bert import (
     ROBERTA_MODULES,
     ROBERTA_WRITES,
     SECOND_BIAS,
-    bert_act,
+    bert_activation,
     bert_block,
     bert_head,
     bert_stack,
@@ -30,19 +30,19 @@ def _xmod(config: Config) -> Table:
     languages = config.texts("languages")
     language = config.text("default_language") if config.has("default_language") else None
     if not languages or len({*languages}) < len(languages):
-        raise config.wrong("languages", languages, "a list of different language codes, at least one")
+        raise config.error("languages", languages, "a list of different language codes, at least one")
     if language not in (None, *languages):
-        raise config.wrong("default_language", language, "one of languages")
+        raise config.error("default_language", language, "one of languages")
     width = hidden // config.size("adapter_reduction_factor")
     if not width:
-        raise config.wrong("adapter_reduction_factor", config.size("adapter_reduction_factor"), f"at most {hidden}")
+        raise config.error("adapter_reduction_factor", config.size("adapter_reduction_factor"), f"at most {hidden}")
     shares_norm = config.flag("adapter_reuse_layer_norm")
     block = {
         **bert_block(config),
         "type": "adapter",
         "norm_placement": "pre" if is_pre_norm else "post",
         "adapter_size": width,
-        "adapter_act": bert_act(config),
+        "adapter_act": bert_activation(config),
         "languages": languages,
         **({} if language is None else {"default_language": language}),
         "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
@@ -57,21 +57,21 @@ def _xmod(config: Config) -> Table:
 
 WRITES: Writes = {
     **ROBERTA_WRITES,
-    "pre_norm": lambda s: s.first.block.norm_placement == "pre",
-    "languages": lambda s: list(s.first.block.languages),
-    "default_language": lambda s: s.first.block.default_language or s.first.block.languages[0],
-    "adapter_reduction_factor": lambda s: s.spec.hidden_size // s.first.block.adapter_size,
-    "adapter_layer_norm": lambda s: s.first.block.adapter_norm == "separate",
-    "adapter_reuse_layer_norm": lambda s: s.first.block.adapter_norm == "shared",
-    "ln_before_adapter": lambda s: s.first.block.normed_residual,
+    "pre_norm": lambda s: s.first_stack.block.norm_placement == "pre",
+    "languages": lambda s: list(s.first_stack.block.languages),
+    "default_language": lambda s: s.first_stack.block.default_language or s.first_stack.block.languages[0],
+    "adapter_reduction_factor": lambda s: s.spec.hidden_size // s.first_stack.block.adapter_size,
+    "adapter_layer_norm": lambda s: s.first_stack.block.adapter_norm == "separate",
+    "adapter_reuse_layer_norm": lambda s: s.first_stack.block.adapter_norm == "shared",
+    "ln_before_adapter": lambda s: s.first_stack.block.normed_residual,
 }
 
 
 FAMILIES = {
     "xmod": Family(
         _xmod,
-        ignored=OLD,
-        writes=WRITES,
+        ignored_fields=OLD,
+        field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
@@ -84,6 +84,6 @@ FAMILIES = {
             "adapter_up_proj": "dense1",
             "adapter_down_proj": "dense2",
         },
-        dropout=BERT_DROPOUT,
-    ),
+        dropout_fields=BERT_DROPOUT,
+    )
 }

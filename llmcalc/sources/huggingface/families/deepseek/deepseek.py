@@ -14,12 +14,12 @@ from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, gl
 from ...writes import PARTIAL_ROTARY, Writes
 
 
-def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
+def latent_attention(config: Config, value: int | None = None, **fields: Any) -> Table:
     """Returns latent attention from DeepSeek's config fields. value: default v_head_dim; None to require the field."""
     return {
         "type": "mla",
         "num_attention_heads": config.size("num_attention_heads"),
-        "q_lora_rank": config.maybe("q_lora_rank"),
+        "q_lora_rank": config.optional_size("q_lora_rank"),
         "kv_lora_rank": config.size("kv_lora_rank"),
         "qk_nope_head_dim": config.size("qk_nope_head_dim"),
         "qk_rope_head_dim": config.size("qk_rope_head_dim"),
@@ -30,7 +30,7 @@ def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
     }
 
 
-def routed(
+def routed_experts(
     config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
 ) -> Table:
     """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
@@ -38,8 +38,8 @@ def routed(
     other_names: other names that the class accepts for n_routed_experts.
     """
     width = config.size("moe_intermediate_size")
-    shared_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
-    shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
+    shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
+    shared_expert = glu(config, shared_bias, width * shared_expert_count) if shared_expert_count else None
     return moe(
         config.size("n_routed_experts", *other_names),
         config.size("num_experts_per_tok"),
@@ -53,32 +53,38 @@ SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigm
 """DeepSeek-V3's routing."""
 
 
-def deepseek(
-    config: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
+def deepseek_decoder(
+    config: Config, attention: Table, experts: Table, layer_kinds: list[str], mlp_bias: bool = False, **moe_layer: Any
 ) -> Table:
     """Returns a model of pre-norm layers, `dense` or `moe`, with the MTP modules of the config.
 
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
-    config.must("moe_layer_freq", 1)
+    config.require("moe_layer_freq", 1)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
-    network = glu(config, mlp_bias) if "dense" in names else experts
+    changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    network = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, network, norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, changes)), **prediction(config))
 
 
 def _deepseek_v2(config: Config) -> Table:
     if config.flag("mlp_bias") and config.get("n_shared_experts") == 0:
-        raise config.wrong(
+        raise config.error(
             "n_shared_experts",
             0,
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    mixer = _without_latent(config) if config.has("use_mla") and not config.flag("use_mla") else mla(config)
-    return deepseek(
-        config, mixer, routed(config, config.flag("mlp_bias"), ("num_experts",)), names, config.flag("mlp_bias")
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    mixer = (
+        _without_latent(config) if config.has("use_mla") and not config.flag("use_mla") else latent_attention(config)
+    )
+    return deepseek_decoder(
+        config,
+        mixer,
+        routed_experts(config, config.flag("mlp_bias"), ("num_experts",)),
+        layer_kinds,
+        config.flag("mlp_bias"),
     )
 
 
@@ -87,40 +93,43 @@ def _without_latent(config: Config) -> Table:
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
     table: Table = {"num_attention_heads": heads, "position": full_rope(config)}
-    kv_heads = config.maybe("num_key_value_heads")
+    kv_heads = config.optional_size("num_key_value_heads")
     return table if kv_heads in (None, heads) else {**table, "num_key_value_heads": kv_heads}
 
 
 def _deepseek_v3(config: Config) -> Table:
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek(config, mla(config), routed(config, **SIGMOID), names)
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID), layer_kinds)
 
 
 def _mistral4(config: Config) -> Table:
-    config.must("mlp_bias", False)
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek(config, mla(config), routed(config), names)
+    config.require("mlp_bias", False)
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek_decoder(config, latent_attention(config), routed_experts(config), layer_kinds)
 
 
 def _glm4_moe_lite(config: Config) -> Table:
     if not config.has("mlp_layer_types"):
-        config.must("first_k_dense_replace", 1)
-    latent = mla(
+        config.require("first_k_dense_replace", 1)
+    attention_table = latent_attention(
         config, qk_rope_head_dim=config.size("qk_rope_head_dim", "head_dim")
     )  # head_dim is another name for it in the class
-    return deepseek(
-        config, latent, routed(config, **SIGMOID), dense_or_moe(config, config.size("num_hidden_layers"), 1)
+    return deepseek_decoder(
+        config,
+        attention_table,
+        routed_experts(config, **SIGMOID),
+        dense_or_moe(config, config.size("num_hidden_layers"), 1),
     )
 
 
 def _axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek(
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek_decoder(
         config,
-        mla(config),
-        routed(config, **SIGMOID),
-        names,
+        latent_attention(config),
+        routed_experts(config, **SIGMOID),
+        layer_kinds,
         norm_placement="sandwich",
         without_norms=["self_attn_post_norm"],
     )
@@ -128,15 +137,15 @@ def _axk1(config: Config) -> Table:
 
 def _minicpm3(config: Config) -> Table:
     """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
-    value = config.maybe("v_head_dim") or config.divided(
+    value = config.optional_size("v_head_dim") or config.quotient(
         "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
     )
-    return _dense_decoder(config, mla(config, value), config.flag("mlp_bias"))
+    return _dense_decoder(config, latent_attention(config, value), config.flag("mlp_bias"))
 
 
 def _youtu(config: Config) -> Table:
-    config.must("mlp_bias", False)
-    return _dense_decoder(config, mla(config))
+    config.require("mlp_bias", False)
+    return _dense_decoder(config, latent_attention(config))
 
 
 def _dense_decoder(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
@@ -159,33 +168,30 @@ ROUTING = field_names(
 )
 """Fields that choose the experts, and fields that latent attention ignores."""
 
-LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.named("num_attention_heads")}
+LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.first_value("num_attention_heads")}
 
 
 FAMILIES = {
-    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, writes=LATENT_WRITES),
-    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, writes=LATENT_WRITES),
-    "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, like="deepseek_v3"),
-    "kimi_k25": Family(None, text="deepseek_v3", tower_file="qwen"),
+    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
+    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
+    "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, class_model_type="deepseek_v3"),
+    "kimi_k25": Family(None, text_type="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
-        _mistral4,
-        {"moe_layer_freq": 1, "mlp_bias": False},
-        ROUTING | {"sliding_window"},
-        writes=LATENT_WRITES,
+        _mistral4, {"moe_layer_freq": 1, "mlp_bias": False}, ROUTING | {"sliding_window"}, field_writers=LATENT_WRITES
     ),
     "glm4_moe_lite": Family(
         _glm4_moe_lite,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
-        writes={**LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
+        field_writers={**LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
     ),
     "axk1": Family(
         _axk1,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
-        writes=LATENT_WRITES,
+        field_writers=LATENT_WRITES,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
-    "minicpm3": Family(_minicpm3, ignored=ROUTING, writes=LATENT_WRITES),
-    "youtu": Family(_youtu, {"mlp_bias": False}, ROUTING, writes=LATENT_WRITES),
+    "minicpm3": Family(_minicpm3, ignored_fields=ROUTING, field_writers=LATENT_WRITES),
+    "youtu": Family(_youtu, {"mlp_bias": False}, ROUTING, field_writers=LATENT_WRITES),
 }

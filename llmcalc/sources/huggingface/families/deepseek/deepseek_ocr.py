@@ -8,20 +8,20 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
-from .deepseek import ROUTING, deepseek, routed
+from .deepseek import ROUTING, deepseek_decoder, routed_experts
 
 
-def _routed_experts(config: Config, names: list[str]) -> Table:
+def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     bias = config.flag("mlp_bias")
     config.size("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
-    return deepseek(config, mixer, routed(config, bias, ()), names, bias)
+    return deepseek_decoder(config, mixer, routed_experts(config, bias, ()), layer_kinds, bias)
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     if config.get("mlp_layer_types") is None:
-        raise config.wrong("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
+        raise config.error("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth))
 
 
@@ -30,35 +30,27 @@ def _unlimited_ocr_text(config: Config) -> Table:
 
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
     """
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     window = config.size("sliding_window")
     layer_kinds = config.get("layer_types")
     if layer_kinds is not None and len(config.texts("layer_types")) != depth:
-        raise config.wrong("layer_types", layer_kinds, f"{depth} names, one for each layer")
+        raise config.error("layer_types", layer_kinds, f"{depth} names, one for each layer")
     if layer_kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
-    default = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
+    default_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds))
 
 
 FAMILIES = {
     "deepseek_ocr2": Family(
-        None, text="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
+        None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
-    "deepseek_ocr2_text": Family(
-        _deepseek_ocr2_text,
-        {"moe_layer_freq": 1},
-        ROUTING | {"first_k_dense_replace"},
-    ),
+    "deepseek_ocr2_text": Family(_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING | {"first_k_dense_replace"}),
     "unlimited_ocr": Family(
-        None, text="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
+        None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
-    "unlimited_ocr_text": Family(
-        _unlimited_ocr_text,
-        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
-        ROUTING,
-    ),
+    "unlimited_ocr_text": Family(_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING),
 }

@@ -14,7 +14,7 @@ from ...config import Config
 from ...family import Deviation, Family, Modules, field_names
 from ...parts import (
     Table,
-    clamped,
+    clamped_swiglu,
     combined_kinds,
     decoder,
     float32_rmsnorm,
@@ -35,8 +35,8 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 def _deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
-    config.must("n_shared_experts", 1)
-    config.must("hidden_act", "silu")
+    config.require("n_shared_experts", 1)
+    config.require("hidden_act", "silu")
     depth = config.size("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     width = config.size("moe_intermediate_size", "intermediate_size")
@@ -53,13 +53,13 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _compression_rates(config)
     variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    shared_network = clamped(glu(config, config.flag("mlp_bias"), width))
+    shared_network = clamped_swiglu(glu(config, config.flag("mlp_bias"), width))
     scoring = _scoring_func(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        clamped(glu(config, width=width)),
+        clamped_swiglu(glu(config, width=width)),
         shared_network,
         router={"scoring_func": scoring},
     )
@@ -89,7 +89,7 @@ def _rotary_dims(config: Config) -> int:
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
+    rates = Config(table, {}, config.model_type, config.head, f"{config.location}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {
         layer_kind: config.size(name) if config.has(name) else rates.size(layer_kind)
@@ -102,13 +102,13 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the MTP module's.
     """
-    default = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
+    default_kinds = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
-        ratios = config.sizes("compress_ratios")
-        if len(ratios) < depth or not {*ratios} <= {*RATIOS}:
-            raise config.wrong("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
-        default = [RATIOS[ratio] for ratio in ratios[:depth]]
-    return listed_kinds(config, "layer_types", KINDS, default)
+        compression_ratios = config.sizes("compress_ratios")
+        if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
+            raise config.error("compress_ratios", compression_ratios, f"{depth} times 0, 4 or 128")
+        default_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]
+    return listed_kinds(config, "layer_types", KINDS, default_kinds)
 
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
@@ -152,7 +152,7 @@ KEPT_TWICE = Deviation(
     "DeepSeek-V4's cache",
     "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
-    follow=_doubled_cache,
+    class_op=_doubled_cache,
 )
 
 
@@ -168,16 +168,16 @@ HYPER_MODULES: Modules = {
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
-        ignored=field_names(
+        ignored_fields=field_names(
             """
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
             topk_method
             """
         ),
-        writes={
+        field_writers={
             "layer_types": _written_layer_types,
             "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
-            "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
+            "partial_rotary_factor": lambda s: s.first_value("qk_rope_head_dim") / s.first_value("head_dim"),
             "compress_rates": _rates_by_kind,
         },
         deviations=(KEPT_TWICE,),
@@ -190,7 +190,7 @@ FAMILIES = {
             "indexer.q_proj": "q_b_proj",
             "indexer.weights_proj": "scorer.weights_proj",
         },
-        earlier={
+        earlier_names={
             "compressor.indexer.q_b_proj": "indexer.wq_b",
             "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",
             "compressor.indexer": "indexer.compressor",
@@ -208,5 +208,5 @@ FAMILIES = {
             "mlp": "ffn",
             "lm_head": "head",
         },
-    ),
+    )
 }

@@ -13,7 +13,7 @@ from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm
-from .deepseek import ROUTING, SIGMOID, mla
+from .deepseek import ROUTING, SIGMOID, latent_attention
 from .dsa import DSA_MODULES
 
 LATENT_SIZES = (
@@ -33,7 +33,7 @@ def _dots3_note_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     indexer = {name: config.size(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
     config.size("q_lora_rank")
-    mixer = mla(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
+    mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     experts = moe(
         config.size("n_routed_experts"),
@@ -60,27 +60,27 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     windows = config.flag("use_sliding_window")
-    default = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
-    names = listed_kinds(config, "layer_types", RANGES, default)
+    default_kinds = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
     if selects_keys is None and config.has("per_layer_config"):
-        return names
-    return [name if name == "sliding" else full_kind for name in names]
+        return layer_kinds
+    return [name if name == "sliding" else full_kind for name in layer_kinds]
 
 
 def _network_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
-    first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
+    first_expert_layer, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
     expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:
-        raise config.wrong("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
+        raise config.error("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
     period = config.size("moe_layer_freq") if expert_flags is None else 1
     has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
-    default = ["moe" if i >= first_moe and has_experts[i] else "dense" for i in range(depth)]
-    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
+    default_kinds = ["moe" if i >= first_expert_layer and has_experts[i] else "dense" for i in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
 
 
 def _window_size(config: Config) -> int:
-    return config.maybe("sliding_window") or config.size("sliding_window_size")
+    return config.optional_size("sliding_window") or config.size("sliding_window_size")
 
 
 def _window_sizes(config: Config) -> Table:
@@ -89,13 +89,13 @@ def _window_sizes(config: Config) -> Table:
     if saved_config is not None:
         layers = config.table("per_layer_config")
         first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
-        section = Config(first_fields, {}, config.model_type, where=f"{config.where}per_layer_config.")
+        section = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
     latent_sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
-    rotary = config.maybe("swa_qk_rope_head_dim")
-    if rotary is None:
-        rotary = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
-    return {**latent_sizes, "qk_rope_head_dim": rotary}
+    rotary_dim = config.optional_size("swa_qk_rope_head_dim")
+    if rotary_dim is None:
+        rotary_dim = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
+    return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 
 def _float32_cache(op: Op) -> Op:
@@ -106,7 +106,7 @@ FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    follow=_float32_cache,
+    class_op=_float32_cache,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}
@@ -114,7 +114,7 @@ NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim
 FAMILIES = {
     "dots3_note": Family(
         None,
-        text="dots3_note_text",
+        text_type="dots3_note_text",
         uncounted_encoders={"vision_config": "dots3_note_vision_encoder", "audio_config": "dots3_note_audio_encoder"},
     ),
     "dots3_note_text": Family(

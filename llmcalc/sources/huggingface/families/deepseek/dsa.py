@@ -20,7 +20,7 @@ from ...parts import (
     prediction,
     rmsnorm,
 )
-from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, mla, routed
+from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_experts
 
 
 def _deepseek_v32(config: Config) -> Table:
@@ -29,16 +29,16 @@ def _deepseek_v32(config: Config) -> Table:
 
 def _glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
-        config.must("num_experts", config.size("n_routed_experts"))
+        config.require("num_experts", config.size("n_routed_experts"))
     choices = indexer_kinds(config, config.size("num_hidden_layers"))
     check_first_indexer(config, choices)
     return _sparse_attention_model(config, choices)
 
 
-def check_first_indexer(config: Config, choices: list[str]) -> None:
-    """Raises `InputError` for a first layer that shares the selection of an earlier one. choices: of each layer."""
-    if choices[0] != "full":
-        raise config.wrong(
+def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
+    """Raises `InputError` for a first layer without an indexer. layer_indexers: `full` or `shared` for each."""
+    if layer_indexers[0] != "full":
+        raise config.error(
             "indexer_types",
             config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
@@ -58,30 +58,30 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
             else []
         )
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
-            raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
+            raise config.error("index_topk_pattern", pattern, f"{depth} times F or S")
         return pattern_kinds
-    default = ["full"] * depth
+    default_kinds = ["full"] * depth
     if not config.has("indexer_types"):
         period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
-    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
+        default_kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
 
 
-def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
-    config.must("moe_layer_freq", 1)
-    config.must("mlp_bias", False)
+def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
+    config.require("moe_layer_freq", 1)
+    config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
-    experts = routed(config, **SIGMOID)
+    networks = dense_or_moe(config, len(layer_indexers), config.count("first_k_dense_replace"))
+    experts = routed_experts(config, **SIGMOID)
     network = glu(config) if "dense" in networks else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(mla(config, indexer=indexer), network, norm)
+    block = layer_table(latent_attention(config, indexer=indexer), network, norm)
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     mtp_fields = prediction(config)
-    if mtp_fields and "shared" in choices:
+    if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(
             name for name in ("full-moe", "full-dense", "full") if name in stack["variants"]
         )
@@ -91,13 +91,16 @@ def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
 def _axk2(config: Config) -> Table:
     """Reads A.X-K2, whose norm before a dense FFN has no gate."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    first_moe, period = (
+    first_expert_layer, period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default = ["moe" if i >= first_moe and i % period == 0 else "dense" for i in range(depth)]
-    networks, experts = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default), routed(config, **SIGMOID)
+    default_kinds = ["moe" if i >= first_expert_layer and i % period == 0 else "dense" for i in range(depth)]
+    networks, experts = (
+        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
+        routed_experts(config, **SIGMOID),
+    )
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_tables: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
@@ -107,7 +110,7 @@ def _axk2(config: Config) -> Table:
     }
     block = {
         "type": "gated_norm",
-        "attention": mla(config, indexer=indexer, query_gate=True),
+        "attention": latent_attention(config, indexer=indexer, query_gate=True),
         "feed_forward": experts,
         "norm": norm,
         "gated_norm_rank": config.size("gated_norm_rank"),
@@ -119,11 +122,7 @@ DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
 
 FAMILIES = {
     "deepseek_v32": Family(
-        _deepseek_v32,
-        {"moe_layer_freq": 1},
-        ROUTING,
-        writes=LATENT_WRITES,
-        modules=DSA_MODULES,
+        _deepseek_v32, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES, modules=DSA_MODULES
     ),
     "glm_moe_dsa": Family(
         _glm_moe_dsa,
@@ -135,18 +134,18 @@ FAMILIES = {
             indexer_rope_interleave moe_router_dtype
             """
         ),
-        writes={
+        field_writers={
             **LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=DSA_MODULES,
-        earlier={"self_attn.indexer.weights_proj": "self_attn.indexers_proj"},
+        earlier_names={"self_attn.indexer.weights_proj": "self_attn.indexers_proj"},
     ),
     "axk2": Family(
         _axk2,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING | {"mlp_bias", "first_k_dense_replace"},
-        writes=LATENT_WRITES,
+        field_writers=LATENT_WRITES,
         modules={
             **DSA_MODULES,
             "self_attn_pre_norm": "input_layernorm - input_layernorm.mlp | input_layernorm",
@@ -158,7 +157,7 @@ FAMILIES = {
             "self_attn_pre_norm_gate.down_proj": "fc1",
             "self_attn_pre_norm_gate.up_proj": "fc2",
         },
-        earlier={
+        earlier_names={
             "input_layernorm.mlp.fc1": "input_layernorm.W_down",
             "input_layernorm.mlp.fc2": "input_layernorm.W_up",
             "post_attention_layernorm.mlp.fc1": "post_attention_layernorm.W_down",

@@ -28,24 +28,24 @@ from ...parts import (
     rope,
 )
 from ...writes import PARTIAL_ROTARY
-from .deepseek import ROUTING, SIGMOID, deepseek, routed
+from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 
 
 def _glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek(config, mixer, routed(config, **SIGMOID), names)
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
 def _dots1(config: Config) -> Table:
-    config.must("moe_layer_freq", 1)
+    config.require("moe_layer_freq", 1)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.maybe("sliding_window")
+    window = config.optional_size("sliding_window")
     first_sliding = depth if window is None else config.count("max_window_layers")
-    ranges = listed_kinds(
+    attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding else "sliding" for i in range(depth)]
     )
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
@@ -53,20 +53,23 @@ def _dots1(config: Config) -> Table:
         "full": {},
         "sliding": {} if window is None else {"attention": {"sliding_window": window}},
     }
-    experts: Table = {"dense": {}, "moe": {"feed_forward": routed(config, **SIGMOID)} if "moe" in networks else {}}
+    experts: Table = {
+        "dense": {},
+        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in networks else {},
+    }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, experts)))
+    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, experts)))
 
 
 def _minimax_m2(config: Config) -> Table:
     """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
-    config.must("use_qk_norm", True)
-    config.must("qk_norm_type", "per_layer")
-    config.must("use_routing_bias", True)
-    config.must("shared_intermediate_size", 0)
+    config.require("use_qk_norm", True)
+    config.require("qk_norm_type", "per_layer")
+    config.require("use_routing_bias", True)
+    config.require("shared_intermediate_size", 0)
     if config.has("attn_type_list") and set(config.sizes("attn_type_list")) != {1}:
-        raise config.wrong("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
+        raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {}
     mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm(norm, "projection"))
@@ -77,12 +80,7 @@ def _minimax_m2(config: Config) -> Table:
 
 
 FAMILIES = {
-    "glm4_moe": Family(
-        _glm4_moe,
-        {"moe_layer_freq": 1},
-        ROUTING,
-        writes=PARTIAL_ROTARY,
-    ),
+    "glm4_moe": Family(_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
     "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
     "minimax_m2": Family(
         _minimax_m2,
@@ -100,8 +98,8 @@ FAMILIES = {
             mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
             """
         ),
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),
-        earlier={"mlp": "block_sparse_moe"},
+        earlier_names={"mlp": "block_sparse_moe"},
     ),
 }

@@ -12,12 +12,12 @@ from .....components.base import LARGEST
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
 from .....ops import KVCache, Op
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, field_names
 from ...parts import (
     Table,
-    clamped,
+    clamped_swiglu,
     decoder,
     dense_or_moe,
     glu,
@@ -28,7 +28,7 @@ from ...parts import (
 )
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
-from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, routed
+from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, routed_experts
 from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -47,35 +47,37 @@ def _glm5_next_text(config: Config) -> Table:
     uncounted_prediction(config)
     for name, value in PUBLISHED_FIELDS.items():
         if config.has(name):
-            config.must(name, value)
+            config.require(name, value)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
-    config.must("hidden_act", "silu")
+    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
+    config.require("hidden_act", "silu")
     if config.count("qk_rope_head_dim"):
-        raise config.wrong("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
+        raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
     config.size("q_lora_rank")
-    config.must("index_kpool_always_select_tail", True)
-    topk, pool = config.size("index_topk"), config.size("index_kpool")
-    config.divided("index_kpool", topk, pool)
+    config.require("index_kpool_always_select_tail", True)
+    selected_tokens, pool = config.size("index_topk"), config.size("index_kpool")
+    config.quotient("index_kpool", selected_tokens, pool)
     indexer = {
         "type": "pooled",
         "index_n_heads": config.size("index_n_heads"),
         "index_head_dim": config.size("index_head_dim"),
-        "index_topk": topk,
+        "index_topk": selected_tokens,
         "index_kpool": pool,
     }
-    latent: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
+    latent_fields: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
     mixers: Table = {
         "linear": _linear_attention(config),
-        "full": _latent_attention(config, indexer, latent),
-        "shared": _latent_attention(config, {**indexer, "shared": True}, latent),
+        "full": _latent_attention(config, indexer, latent_fields),
+        "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
     }
     networks = dense_or_moe(config, depth, 3)
-    experts = routed(config, **SIGMOID)
-    clamped_networks = {field: clamped(experts[field]) for field in ("expert", "shared_expert") if field in experts}
+    experts = routed_experts(config, **SIGMOID)
+    clamped_networks = {
+        field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts
+    }
     network_kinds: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in networks:
-        network_kinds["dense"] = {"type": "mlp", **clamped(glu(config))}
+        network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     streams = {"hc_mult": config.size("hc_mult")}
     common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {
@@ -83,8 +85,10 @@ def _glm5_next_text(config: Config) -> Table:
         for mixer in mixers
         for network in network_kinds
     }
-    names = [f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)]
-    stack = stack_of_kinds(layer_tables, names)
+    layer_kinds = [
+        f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)
+    ]
+    stack = stack_of_kinds(layer_tables, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
@@ -113,7 +117,7 @@ def _linear_attention(config: Config) -> Table:
         bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
     linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
     table = kda(config, linear_fields, **({} if bound is None else {"kda_lower_bound": float(bound)}))
-    linear_fields.close(frozenset(), config)
+    linear_fields.finish(frozenset(), config)
     return table
 
 
@@ -122,15 +126,15 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
+    default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
     choices = indexer_kinds(config, depth)
     mixers = [
         choice if mixer == "indexed" else mixer
-        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default), choices, strict=True)
+        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
     ]
     for i, mixer in enumerate(mixers):
         if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):
-            raise config.wrong(
+            raise config.error(
                 "indexer_types",
                 config.get("indexer_types"),
                 f"full for layer {i}: the layer below it selects no tokens, whose selection it could use",
@@ -146,20 +150,20 @@ VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    follow=_with_padding_flag,
+    class_op=_with_padding_flag,
 )
 
 
 def _kimi_delta_attention(config_values: ConfigValues) -> Any:
-    return config_values.find(KimiDeltaAttention)
+    return config_values.find_part(KimiDeltaAttention)
 
 
 def _mla(config_values: ConfigValues) -> Any:
-    return config_values.find(MLA)
+    return config_values.find_part(MLA)
 
 
 def _mla_indexer(config_values: ConfigValues) -> Any:
-    return present(_mla(config_values).indexer)
+    return require_present(_mla(config_values).indexer)
 
 
 FAMILIES = {
@@ -173,7 +177,7 @@ FAMILIES = {
             index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
             """
         ),
-        writes={
+        field_writers={
             **LATENT_WRITES,
             **UNPADDED,
             "num_attention_heads": lambda s: _mla(s).num_attention_heads,
@@ -182,16 +186,16 @@ FAMILIES = {
                 "indexed_attention" if isinstance(m, MLA) else "linear_attention" for m in s.mixers
             ],
             "indexer_types": lambda s: [
-                "shared" if isinstance(m, MLA) and present(m.indexer).shared else "full" for m in s.mixers
+                "shared" if isinstance(m, MLA) and require_present(m.indexer).shared else "full" for m in s.mixers
             ],
             "index_topk": lambda s: _mla_indexer(s).index_topk,
             "index_kpool": lambda s: _mla_indexer(s).index_kpool,
             "linear_lower_bound": lambda s: _kimi_delta_attention(s).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
-        unconverted=(r"re:.*index_kpool_compress_gate",),
+        unconverted_modules=(r"re:.*index_kpool_compress_gate",),
         deviations=(VALIDITY,),
-        earlier={
+        earlier_names={
             **{f"forget_gate.{name}": name for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")},
             **{f"attn_hc.{name}": f"hc_attn_{name}" for name in ("fn", "base", "scale")},
             **{f"ffn_hc.{name}": f"hc_ffn_{name}" for name in ("fn", "base", "scale")},
@@ -205,5 +209,5 @@ FAMILIES = {
             "indexer.position_bias": "index_kpool_compress_ape",
         },
     ),
-    "glm5_next": Family(None, text="glm5_next_text", tower_file="glm", quirks=Quirks(reads_values=EVERY)),
+    "glm5_next": Family(None, text_type="glm5_next_text", tower_file="glm", quirks=Quirks(reads_values=EVERY)),
 }

@@ -11,7 +11,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     Table,
-    clamped,
+    clamped_swiglu,
     combined_kinds,
     decoder,
     dense_or_moe,
@@ -21,7 +21,7 @@ from ...parts import (
     uncounted_prediction,
 )
 from ...writes import UNPADDED
-from .deepseek import ROUTING, SIGMOID, mla, routed
+from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
 from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, check_first_indexer
 
@@ -29,7 +29,7 @@ from .dsa import DSA_MODULES, check_first_indexer
 def _hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
-    config.must("hidden_act", "silu")
+    config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     choices = listed_kinds(
@@ -39,13 +39,13 @@ def _hy_v4(config: Config) -> Table:
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
     check_first_indexer(config, choices)
-    networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
-    experts["expert"] = clamped(experts["expert"])
+    networks, experts = dense_or_moe(config, depth, 1), routed_experts(config, **SIGMOID)
+    experts["expert"] = clamped_swiglu(experts["expert"])
     network = glu(config) if "dense" in networks else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
-        "attention": mla(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
+        "attention": latent_attention(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
         "feed_forward": network,
         "norm": norm,
         "hc_mult": config.size("hc_mult"),
@@ -64,9 +64,9 @@ def _hy_v4(config: Config) -> Table:
 FAMILIES = {
     "hy_v4": Family(
         _hy_v4,
-        ignored=ROUTING | {"num_nextn_predict_layers"},
-        writes=UNPADDED,
+        ignored_fields=ROUTING | {"num_nextn_predict_layers"},
+        field_writers=UNPADDED,
         modules={**HYPER_MODULES, **DSA_MODULES},
-        earlier={"gate_proj": "linear_gate"},
+        earlier_names={"gate_proj": "linear_gate"},
     )
 }

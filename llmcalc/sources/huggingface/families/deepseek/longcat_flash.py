@@ -11,17 +11,19 @@ from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
-from .deepseek import LATENT_WRITES, ROUTING, mla
+from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 
 def longcat_flash(config: Config) -> Table:
     """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
-    config.must("qk_head_dim", None, head_size)
-    attention = mla(config, q_lora_rank=config.size("q_lora_rank"))  # the class always has a low-rank query
+    config.require("qk_head_dim", None, head_size)
+    attention = latent_attention(
+        config, q_lora_rank=config.size("q_lora_rank")
+    )  # the class always has a low-rank query
     routing: Table = {"router": {"score_correction": "buffer", "bias": config.flag("router_bias")}}
     if config.count("zero_expert_num"):
-        config.must("zero_expert_type", "identity")
+        config.require("zero_expert_type", "identity")
         routing["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
     experts = moe(
         config.size("num_local_experts"),
@@ -55,7 +57,7 @@ def _layer_count(config: Config) -> int:
         return depth
     half_depth = config.size("num_hidden_layers")
     if half_depth < 2:
-        raise config.wrong("num_hidden_layers", half_depth, "twice the number of layers")
+        raise config.error("num_hidden_layers", half_depth, "twice the number of layers")
     if config.has("num_layers") and half_depth != 2 * depth:
         config.notes.append(
             f"num_hidden_layers: {half_depth} is not twice num_layers, {depth}; {half_depth // 2} layers are counted, "
@@ -77,7 +79,7 @@ HOLDS_IDENTITIES = Deviation(
     "LongCat-Flash's identity experts",
     "identity experts have unused gate and up projections; checkpoints do not have them",
     "parameters",
-    follow=_with_real_experts,
+    class_op=_with_real_experts,
 )
 
 
@@ -93,7 +95,7 @@ FAMILIES = {
             "intermediate_size": "ffn_hidden_size",
             "moe_intermediate_size": "expert_ffn_hidden_size",
         },
-        writes={
+        field_writers={
             **LATENT_WRITES,
             "head_dim": lambda s: s.mla.qk_rope_head_dim,
             "num_hidden_layers": lambda s: 2 * len(s.layers),
@@ -109,5 +111,5 @@ FAMILIES = {
             "experts.zero_experts": "gate_up_proj",
             "router": "router.classifier",
         },
-    ),
+    )
 }

@@ -12,7 +12,7 @@ from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, layernorm, rmsnorm
-from .deepseek import LATENT_WRITES, ROUTING, mla, routed
+from .deepseek import LATENT_WRITES, ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 def _mistral_large4_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    rotary = config.size("qk_rope_head_dim")
+    rotary_dim = config.size("qk_rope_head_dim")
     indexer = {
         **{field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
-    mixer = mla(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
+    mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer)
     positions = _position_kinds(config, depth)
     position_kinds: Table = {
         "rope": {},
         "nope": {
             "mla_use_nope": True,
             "qk_rope_head_dim": 0,
-            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary,
+            "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary_dim,
         },
     }
     choices = indexer_kinds(config, depth)
     sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
-    experts = routed(config, other_names=("num_experts", "num_local_experts"))
+    experts = routed_experts(config, other_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
     layers = list(zip(positions, choices, sharing, strict=True))
     layer_tables: Table = {}
@@ -52,9 +52,9 @@ def _mistral_large4_text(config: Config) -> Table:
                 **({"kv_shared": True} if latents == "shared" else {}),
             }
         }
-    names = ["_".join(layer) for layer in layers]
+    layer_kinds = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (networks, network_kinds)))
 
 
 def _position_kinds(config: Config, depth: int) -> list[str]:
@@ -64,7 +64,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
         return ["rope" if (i + 1) % interval else "nope" for i in range(depth)]
     has_positions = config.sizes("no_rope_layers")
     if len(has_positions) < depth:
-        raise config.wrong("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
+        raise config.error("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
     return ["rope" if flag else "nope" for flag in has_positions[:depth]]
 
 
@@ -77,19 +77,19 @@ def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
     if len(sources) != len(positions) or any(
         source_layer > i or sources[source_layer] != source_layer for i, source_layer in enumerate(sources)
     ):
-        raise config.wrong("kv_source_layers", sources, expected)
+        raise config.error("kv_source_layers", sources, expected)
     latent_sources = [source_layer for source_layer in {*sources} if sources.count(source_layer) > 1]
     for i, source_layer in enumerate(sources):
         if source_layer != i and not any(
             earlier_layer < i and positions[earlier_layer] == positions[i] for earlier_layer in latent_sources
         ):
-            raise config.wrong("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
+            raise config.error("kv_source_layers", sources, f"{expected}, and with RoPE as layer {i} has it or not")
     return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(sources)]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return config_values.find(MLA, condition=lambda part: not part.mla_use_nope)
+    return config_values.find_part(MLA, condition=lambda part: not part.mla_use_nope)
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
@@ -117,7 +117,7 @@ FAMILIES = {
         _mistral_large4_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
-        writes={
+        field_writers={
             **LATENT_WRITES,
             "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
             "qk_rope_head_dim": lambda s: _rotary_attention(s).qk_rope_head_dim,
@@ -126,7 +126,7 @@ FAMILIES = {
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=MODULES,
-        earlier={
+        earlier_names={
             "self_attn.q_proj": "self_attn.wq",
             "kv_a_proj_with_mqa": "wkv_a_with_mqa",
             "kv_b_proj": "wkv_b",
@@ -144,7 +144,7 @@ FAMILIES = {
     ),
     "mistral_large4": Family(
         None,
-        text="mistral_large4_text",
+        text_type="mistral_large4_text",
         modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
         tower_file="pixtral",
     ),

@@ -28,19 +28,19 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from .deepseek import ROUTING, SIGMOID, routed
+from .deepseek import ROUTING, SIGMOID, routed_experts
 
 
 def _solar_open(config: Config) -> Table:
     """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
     if config.has("first_k_dense_replace"):
-        config.must("first_k_dense_replace", 0)
+        config.require("first_k_dense_replace", 0)
     if config.has("use_qk_norm"):
-        config.must("use_qk_norm", False)
+        config.require("use_qk_norm", False)
     config.size("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
-    return decoder(config, layer_table(mixer, routed(config, **SIGMOID), norm), norm)
+    return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
 
 
 def _mellum(config: Config) -> Table:
@@ -48,17 +48,17 @@ def _mellum(config: Config) -> Table:
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.maybe("sliding_window")
-    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    window = config.optional_size("sliding_window")
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     networks = dense_or_moe(config, depth, 0)
     mixer = attention(
         config,
-        position=rope(config, kind="full_attention"),
+        position=rope(config, layer_kind="full_attention"),
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    sliding = {
-        "position": rope(config, kind="sliding_attention"),
+    sliding_attention = {
+        "position": rope(config, layer_kind="sliding_attention"),
         **({} if window is None else {"sliding_window": window}),
     }
     experts = moe(
@@ -72,16 +72,18 @@ def _mellum(config: Config) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, layer_tables)),
+        stack=combined_kinds(
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (networks, layer_tables)
+        ),
     )
 
 
 FAMILIES = {
-    "solar_open": Family(_solar_open, ignored=ROUTING),
+    "solar_open": Family(_solar_open, ignored_fields=ROUTING),
     "mellum": Family(
         _mellum,
-        ignored=frozenset({"max_window_layers", "use_sliding_window"}),
+        ignored_fields=frozenset({"max_window_layers", "use_sliding_window"}),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
-        spelled_as_read=True,
+        has_older_aliases=True,
     ),
 }

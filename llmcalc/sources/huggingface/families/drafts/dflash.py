@@ -11,7 +11,19 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import FULL_OR_SLIDING, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
+from ...parts import (
+    FULL_OR_SLIDING,
+    Table,
+    clamped_swiglu,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    rope,
+)  # fmt: skip
 from .eagle import COMMON, IGNORED
 
 
@@ -22,16 +34,16 @@ def _dflash(config: Config) -> Table:
     mixer: Table = {
         "type": "context",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
-        "head_dim": config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads),
+        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
-    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    if "sliding" in names:
-        sliding = {"attention": {"sliding_window": config.size("sliding_window")}}
-        stack = combined_kinds((names, {"full": {}, "sliding": sliding}))
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    if "sliding" in layer_kinds:
+        sliding_layer = {"attention": {"sliding_window": config.size("sliding_window")}}
+        stack = combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.add("sliding_window")
         stack = {}
@@ -39,10 +51,14 @@ def _dflash(config: Config) -> Table:
     state_count = (
         depth if listed_layers is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
     )
-    stack["streams"] = {"type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm}
+    target_width = config.optional_size("target_hidden_size") or hidden
+    stack["streams"] = {
+        "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
+        **({"size": target_width} if target_width != hidden else {}),
+    }  # fmt: skip
     vocab = config.size("vocab_size")
-    proposed_tokens = config.maybe("draft_vocab_size") or vocab
-    block = layer_table(mixer, glu(config), norm)
+    proposed_tokens = config.optional_size("draft_vocab_size") or vocab
+    block = layer_table(mixer, _network(config), norm)
     return decoder(
         config,
         block,
@@ -50,18 +66,55 @@ def _dflash(config: Config) -> Table:
         {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])],
+        from_target=["embed_tokens", *(["lm_head"] if proposed_tokens == vocab else [])]
+        if target_width == hidden
+        else [],
+    )
+
+
+def _network(config: Config) -> Table:
+    """Returns the layers' network: dense, or experts with the routing of the family that `moe_preset` names.
+
+    The first version had DeepSeek-V4's routing alone and no `moe_preset`.
+    """
+    if not config.count("n_routed_experts"):
+        config.fields_read.update((*EXPERT_FIELDS, "moe_preset"))
+        return glu(config)
+    if config.get("moe_preset") is None:
+        config.require("scoring_func", "sqrtsoftplus")
+    config.require("moe_router_center", None, "none")
+    config.fields_read.add("intermediate_size")
+    preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
+    stated_fields = {name: config.get(name) for name in EXPERT_FIELDS if config.has(name)}
+    fields = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
+    width = fields.size("moe_intermediate_size")
+    limits = clamped_swiglu if fields.number("swiglu_limit") else dict
+    router: Table = {"scoring_func": fields.choice({name: name for name in SCORES}, "scoring_func")}
+    if fields.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
+        router["score_correction"] = "buffer"
+    shared_network: Table | None = None
+    if fields.count("n_shared_experts"):
+        fields.require("n_shared_experts", 1)
+        shared_network = limits(glu(config, width=fields.optional_size("shared_expert_intermediate_size") or width))
+    is_gated = fields.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
+    return moe(
+        fields.size("n_routed_experts"),
+        fields.size("num_experts_per_tok"),
+        limits(glu(config, width=width)),
+        shared_network,
+        router=router,
+        **({"shared_expert_gate": True} if is_gated and shared_network is not None else {}),
     )
 
 
 def _dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     table = _dflash(config)
-    sizes = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
-    table["decoder"]["block"] |= {"type": "grouped_conv", **sizes}
+    convolution_fields = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
+    table["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
     table["proposal"] = {name: config.size(name) for name in ("selector_rank", "selector_top_k")}
-    if table["hidden_size"] % sizes["conv_group_size"]:
-        raise config.wrong("conv_group_size", sizes["conv_group_size"], "a divisor of hidden_size")
+    if table["hidden_size"] % convolution_fields["conv_group_size"]:
+        raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return table
 
 
@@ -86,8 +139,31 @@ def _domino(config: Config) -> Table:
     }
 
 
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+MOE_PRESETS: dict[str, Table] = {
+    "deepseek_v4": {
+        "scoring_func": "sqrtsoftplus", "balance": "noaux_tc", "n_shared_experts": 1, "swiglu_limit": 10.0,
+        "shared_expert_gate": "none",
+    },
+    "qwen3_5_moe": {
+        "scoring_func": "softmax", "balance": "aux_loss", "n_shared_experts": 1, "swiglu_limit": 0.0,
+        "shared_expert_gate": "sigmoid",
+    },
+}  # fmt: skip
+"""Name of a `moe_preset` → the fields that it states (specforge/modeling/draft/moe/presets.py of SpecForge)."""
+
+EXPERT_FIELDS = (
+    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "scoring_func"),
+    *("shared_expert_intermediate_size", "swiglu_limit", "balance", "shared_expert_gate"),
+)
+"""Fields of experts, in the place of those of the preset."""
+
 DFLASH: dict[str, Any] = {
     **COMMON,
+    "n_routed_experts": 0,
+    "moe_preset": None,
+    "moe_router_center": None,
+    "target_hidden_size": None,
     "draft_vocab_size": None,
     "layer_types": None,
     "target_layer_ids": None,
@@ -95,19 +171,22 @@ DFLASH: dict[str, Any] = {
 }
 UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     """
-    attention_backend attention_mode attention_modes loss_decay_gamma num_anchors projector_type pure_draft_prefix_len
-    sample_from_anchor shift_label sliding_window_non_causal target_hidden_size
+    attention_backend attention_mode attention_modes experts_backend loss_decay_gamma moe_aux_loss_coeff
+    moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch moe_router_center_momentum
+    moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group norm_topk_prob num_anchors projector_type
+    pure_draft_prefix_len routed_scaling_factor router sample_from_anchor shared_expert shift_label
+    sliding_window_non_causal target_num_hidden_layers topk_group
     """
 )
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_dflash, DFLASH, UNCOUNTED, code=f"{SOURCE}dflash.py"),
+    "dflash": Family(_dflash, DFLASH, UNCOUNTED, source=f"{SOURCE}dflash.py"),
     "dflash2": Family(
         _dflash2,
         DFLASH,
         UNCOUNTED | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
-        code=f"{SOURCE}dflash2.py",
+        source=f"{SOURCE}dflash2.py",
     ),
     "dspark": Family(
         _dspark,
@@ -120,7 +199,7 @@ FAMILIES = {
             "confidence_head_with_markov": False,
         },
         UNCOUNTED,
-        code=f"{SOURCE}dspark.py",
+        source=f"{SOURCE}dspark.py",
     ),
-    "domino": Family(_domino, DFLASH, UNCOUNTED, code=f"{SOURCE}domino.py"),
+    "domino": Family(_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
 }

@@ -1,17 +1,34 @@
-"""EAGLE 1 to 3.1 and P-EAGLE: Llama's layers that read the hidden states of a target model.
+"""EAGLE 1 to 3.1 and P-EAGLE: layers of Llama or of another model that read the hidden states of a target model.
 
 Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py
 of sgl-project/SpecForge; speculators/models/eagle.py, eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
-llama_eagle3.py of vLLM. The sizes of 13 published EAGLE drafts are in the README of SafeAILab/EAGLE.
+llama_eagle3.py of vLLM. EAGLE-3's layer with DeepSeek's latent attention: deepseek_eagle3.py of vLLM and of SpecForge;
+with Qwen3's or gpt-oss's experts: qwen3_moe_eagle.py and gpt_oss_eagle.py of SpecForge. The sizes of 13 published EAGLE
+drafts are in the README of SafeAILab/EAGLE.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    clamped_gpt_oss_network,
+    decoder,
+    glu,
+    layer_table,
+    moe,
+    qk_norm,
+    rmsnorm,
+)  # fmt: skip
+from ..deepseek.deepseek import latent_attention
 
 STATES = 3
 """The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
@@ -47,15 +64,49 @@ def _eagle(config: Config) -> Table:
 
 def _eagle3(config: Config) -> Table:
     """Reads EAGLE-3, and P-EAGLE, which has a learned vector for tokens that are not verified yet."""
-    _require_states(config)
+    return _draft_of_states(config, _attention(config, config.flag("use_qk_norm")), glu(config))
+
+
+def _eagle3_deepseek(config: Config) -> Table:
+    """Reads EAGLE-3 with DeepSeek's latent attention, whose class always has a dense network and no biases."""
+    config.require("attention_bias", False)
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    return _draft_of_states(config, latent_attention(config, norm=norm), glu(config))
+
+
+def _eagle3_qwen3_moe(config: Config) -> Table:
+    """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
+    network = glu(config, width=config.size("moe_intermediate_size"))
+    experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), network)
+    return _draft_of_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
+
+
+def _eagle3_gpt_oss(config: Config) -> Table:
+    """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
+    expert = clamped_gpt_oss_network(glu(config, bias=True))
+    experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), expert, router={"bias": True})
+    return _draft_of_states(config, _attention(config, has_qk_norm=False), experts)
+
+
+def _attention(config: Config, has_qk_norm: bool) -> Table:
+    """Returns the draft's grouped-query attention, whose head size is stated because its input is wider."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads)
-    normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
-    mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
-    block: Table = layer_table(mixer, glu(config), norm)
-    first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
-    target_width = config.maybe("target_hidden_size") or hidden
+    head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
+    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
+    return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
+
+
+def _draft_of_states(config: Config, mixer: Table, network: Table, norm_before_residual: bool = False) -> Table:
+    """Returns EAGLE-3's model of the layers' attention and network.
+
+    norm_before_residual: whether the residual is normalized even if the config does not say so.
+    """
+    _require_states(config)
+    hidden, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    block: Table = layer_table(mixer, network, norm)
+    residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
+    first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
+    target_width = config.optional_size("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
         "type": "target_states",
@@ -65,7 +116,7 @@ def _eagle3(config: Config) -> Table:
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed_tokens = config.maybe("draft_vocab_size") or config.size("vocab_size")
+    proposed_tokens = config.optional_size("draft_vocab_size") or config.size("vocab_size")
     stack: Table = {"streams": states}
     if config.size("num_hidden_layers") == 1:
         block |= first_layer_fields
@@ -89,7 +140,7 @@ def _eagle3(config: Config) -> Table:
 def _require_states(config: Config) -> None:
     """Raises `InputError` for a draft model without the projection of target states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
-        raise config.wrong("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
+        raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 
 
 COMMON: dict[str, Any] = {
@@ -120,23 +171,56 @@ EAGLE3: dict[str, Any] = {
     "use_qk_norm": False,
 }
 
+LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+SPECFORGE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
+
+
+def _defaults_with(model_type: str, *fields: str) -> dict[str, Any]:
+    """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
+    return {**EAGLE3, **{name: value for name, value in class_defaults(model_type).items() if name in fields}}
+
+
 FAMILIES = {
     "eagle": Family(
         _eagle,
         {**COMMON, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
         IGNORED | {"transformer_layer_architecture"},
-        code="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
+        source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
-        _eagle3,
-        EAGLE3,
-        IGNORED,
-        code="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py",
+        _eagle3, EAGLE3, IGNORED, source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py"
+    ),
+    "eagle3_deepseek": Family(
+        _eagle3_deepseek,
+        _defaults_with("deepseek_v3", *LATENT_SIZES),
+        IGNORED
+        | field_names(
+            """
+            aux_loss_alpha ep_size first_k_dense_replace head_dim moe_intermediate_size moe_layer_freq n_group
+            n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads
+            num_nextn_predict_layers rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
+            use_qk_norm
+            """
+        ),
+        source="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/deepseek_eagle3.py",
+    ),
+    "eagle3_qwen3_moe": Family(
+        _eagle3_qwen3_moe,
+        _defaults_with("qwen3_moe", *EXPERT_SIZES),
+        IGNORED | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
+        source=f"{SPECFORGE}qwen3_moe_eagle.py",
+    ),
+    "eagle3_gpt_oss": Family(
+        _eagle3_gpt_oss,
+        _defaults_with("gpt_oss", *EXPERT_SIZES),
+        IGNORED | field_names("experts_per_token swiglu_limit use_qk_norm"),
+        source=f"{SPECFORGE}gpt_oss_eagle.py",
     ),
     "peagle": Family(
         _eagle3,
         EAGLE3,
         IGNORED,
-        code="https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/peagle.py",
+        source=f"{SPECFORGE}peagle.py",
     ),
 }

@@ -12,7 +12,7 @@ from ...config import Config
 from ...dropout import dropout_of
 from ...family import Family, Modules
 from ...parts import Table
-from ...registry import config_of, family_of
+from ...registry import family_of, typed_config
 
 
 def _assistant(config: Config) -> Table:
@@ -31,45 +31,45 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     """
     fields, family = config.table("text_config"), family_of(draft_type)
     if fields.get("model_type", draft_type) != draft_type:
-        raise config.wrong("text_config", fields["model_type"], f"a table of fields with the model_type {draft_type}")
-    stated = config_of(fields, draft_type, family, "lm", "text_config.")
+        raise config.error("text_config", fields["model_type"], f"a table of fields with the model_type {draft_type}")
+    stated_config = typed_config(fields, draft_type, family, "lm", "text_config.")
     for name, value in usual_values.items():
-        stated.must(name, value)
+        stated_config.require(name, value)
     if "hidden_size_per_layer_input" in family.defaults:
-        stated.must("hidden_size_per_layer_input", 0)
-    stated.must("num_kv_shared_layers", 0, stated.size("num_hidden_layers"))
-    stated.must("use_bidirectional_attention", None, "vision")
-    is_wide = stated.flag("use_double_wide_mlp")
-    text = config_of(
+        stated_config.require("hidden_size_per_layer_input", 0)
+    stated_config.require("num_kv_shared_layers", 0, stated_config.size("num_hidden_layers"))
+    stated_config.require("use_bidirectional_attention", None, "vision")
+    is_wide = stated_config.flag("use_double_wide_mlp")
+    text_config = typed_config(
         {**fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
         draft_type,
         family,
         "lm",
         "text_config.",
     )
-    assert family.read is not None
-    table = {**family.read(text), **dropout_of(text, family)}
-    text.close(family.ignored, config)
-    config.notes += text.notes
-    _share_all(table["decoder"], is_wide)
+    assert family.read_model is not None
+    table = {**family.read_model(text_config), **dropout_of(text_config, family)}
+    text_config.finish(family.ignored_fields, config)
+    config.notes += text_config.notes
+    _share_keys_everywhere(table["decoder"], is_wide)
     target_width = config.size("backbone_hidden_size")
     table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     table["proposal"] = {"state_size": target_width}
-    names = ("num_centroids", "centroid_intermediate_top_k")
+    cluster_fields = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
-        clusters = {name: config.size(name) for name in names}
+        clusters = {name: config.size(name) for name in cluster_fields}
         if table["vocab_size"] % clusters["num_centroids"]:
-            raise config.wrong("num_centroids", clusters["num_centroids"], f"a divisor of {table['vocab_size']} tokens")
+            raise config.error("num_centroids", clusters["num_centroids"], f"a divisor of {table['vocab_size']} tokens")
         if clusters["centroid_intermediate_top_k"] > clusters["num_centroids"]:
-            raise config.wrong(
+            raise config.error(
                 "centroid_intermediate_top_k", clusters["centroid_intermediate_top_k"], "at most num_centroids"
             )
         table["head"]["clusters"] = clusters
-    config.fields_read.update(names)
+    config.fields_read.update(cluster_fields)
     return table
 
 
-def _share_all(stack: Table, is_wide: bool) -> None:
+def _share_keys_everywhere(stack: Table, is_wide: bool) -> None:
     """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
@@ -98,18 +98,14 @@ SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transform
 
 FAMILIES = {
     "gemma4_assistant": Family(
-        _assistant,
-        DEFAULTS,
-        IGNORED,
-        modules=MODULES,
-        code=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
+        _assistant, DEFAULTS, IGNORED, modules=MODULES, source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py"
     ),
     "gemma4_unified_assistant": Family(
         _unified_assistant,
         {**DEFAULTS, "backbone_hidden_size": 3840},
         IGNORED,
         modules=MODULES,
-        code=f"{SOURCE}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
+        source=f"{SOURCE}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
     ),
 }
 """The classes of transformers 5.23 refuse to be built: their check of layers that share keys and values expects a layer

@@ -18,8 +18,8 @@ HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa
 
 def _medusa(config: Config) -> Table:
     """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
-    of_publisher = config.has("medusa_num_heads")
-    if of_publisher and not (config.has("hidden_size") and config.has("vocab_size")):
+    is_published_class = config.has("medusa_num_heads")
+    if is_published_class and not (config.has("hidden_size") and config.has("vocab_size")):
         target = config.text("base_model_name_or_path")
         raise InputError(
             "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
@@ -28,15 +28,15 @@ def _medusa(config: Config) -> Table:
     heads = {
         "num_heads": config.size(*HEADS),
         "num_layers": config.size(*LAYERS),
-        "bias": of_publisher or config.flag("medusa_fc_bias"),
+        "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
-    if of_publisher and heads["num_layers"] > 1:
-        raise config.wrong("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
+    if is_published_class and heads["num_layers"] > 1:
+        raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
     vocab = config.size("vocab_size")
     tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
-    return _heads_alone(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
+    return _model_of_heads(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
 
 
 def _mlp_speculator(config: Config) -> Table:
@@ -49,16 +49,16 @@ def _mlp_speculator(config: Config) -> Table:
     if config.flag("scale_input"):
         heads["input_norm"] = rmsnorm(1e-6, weight=False)
     if heads["tied"] and heads["num_heads"] == 1:
-        raise config.wrong("tie_weights", True, "false, for n_predict: 1 is one stage")
-    return _heads_alone(config, {"mlp_speculator": heads})
+        raise config.error("tie_weights", True, "false, for n_predict: 1 is one stage")
+    return _model_of_heads(config, {"mlp_speculator": heads})
 
 
-def _heads_alone(config: Config, head: Table) -> Table:
+def _model_of_heads(config: Config, head: Table) -> Table:
     """Returns a model whose one layer is empty, with these heads on the target's last hidden state."""
-    nothing = {"type": "none"}
+    empty_part = {"type": "none"}
     return decoder(
         config,
-        layer_table(nothing, nothing, rmsnorm(1e-6)),
+        layer_table(empty_part, empty_part, rmsnorm(1e-6)),
         None,
         head,
         {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}},
@@ -86,7 +86,7 @@ FAMILIES = {
             """
         ),
         aliases={"hidden_size": "medusa_hidden_size", "vocab_size": "medusa_vocab_size"},
-        code="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
+        source="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
     ),
     "mlp_speculator": Family(
         _mlp_speculator,
@@ -102,6 +102,6 @@ FAMILIES = {
         },
         field_names("n_candidates num_lookahead_tokens top_k_tokens_per_head"),
         aliases={"hidden_size": "emb_dim"},
-        code="https://github.com/foundation-model-stack/fms-extras/blob/main/fms_extras/models/speculator.py",
+        source="https://github.com/foundation-model-stack/fms-extras/blob/main/fms_extras/models/speculator.py",
     ),
 }

@@ -7,7 +7,7 @@ transformers: models/afmoe, models/laguna.
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -43,11 +43,11 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
     )
 
 
-def _dense_and_expert_networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
+def _dense_and_expert_networks(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
     """Returns the networks of `dense` layers and of layers with experts, as an axis of `combined_kinds`."""
-    return names, {
+    return layer_kinds, {
         "dense": {},
-        "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in names else {},
+        "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in layer_kinds else {},
     }
 
 
@@ -58,10 +58,10 @@ def _afmoe(config: Config) -> Table:
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
     full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
-    sliding = {"position": mixer.pop("position"), **_window_field(config)}
-    ranges = (
+    sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
+    attention_kinds = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
-        {"full": {}, "sliding": {"attention": sliding}},
+        {"full": {}, "sliding": {"attention": sliding_attention}},
     )
     networks = _dense_and_expert_networks(
         config,
@@ -69,20 +69,22 @@ def _afmoe(config: Config) -> Table:
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=combined_kinds(ranges, networks))
+    return decoder(config, block, norm, stack=combined_kinds(attention_kinds, networks))
 
 
 def _laguna(config: Config) -> Table:
     """Reads Laguna, where the number of heads may differ by layer."""
-    config.must("moe_apply_router_weight_on_input", False)
-    config.must("gating", True, "per-head", "per-element")
+    config.require("moe_apply_router_weight_on_input", False)
+    config.require("gating", True, "per-head", "per-element")
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    gate = "element" if config.get("gating") == "per-element" else "head"
-    if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate}"}:
-        raise config.wrong("gating_types", config.get("gating_types"), f"per_{gate} for every layer, as gating says")
+    gate_scope = "element" if config.get("gating") == "per-element" else "head"
+    if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
+        raise config.error(
+            "gating_types", config.get("gating_types"), f"per_{gate_scope} for every layer, as gating says"
+        )
     mixer = attention(
         config,
-        output_gate={"per": gate},
+        output_gate={"per": gate_scope},
         num_key_value_heads=config.size("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
@@ -93,33 +95,33 @@ def _laguna(config: Config) -> Table:
         else config.sizes("num_attention_heads_per_layer")
     )
     if len(heads) != depth or 0 in heads:
-        raise config.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
-    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    heads_vary = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [
+        raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
+    layer_kinds = [
         f"{layer_kind}{head_count}" if heads_vary else layer_kind
-        for layer_kind, head_count in zip(ranges, heads, strict=True)
+        for layer_kind, head_count in zip(attention_kinds, heads, strict=True)
     ]
     window = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
         name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
-        for name, head_count, layer_kind in zip(names, heads, ranges, strict=True)
+        for name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
     networks = _dense_and_expert_networks(
         config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, attention_fields), networks))
 
 
 def _window_field(config: Config) -> Table:
-    return {} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
+    return {} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
 
 
 FAMILIES = {
     "afmoe": Family(
         _afmoe,
-        ignored=field_names(
+        ignored_fields=field_names(
             """
             load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
             use_grouped_mm
@@ -134,7 +136,7 @@ FAMILIES = {
     ),
     "laguna": Family(
         _laguna,
-        ignored=frozenset(
+        ignored_fields=frozenset(
             {
                 "partial_rotary_factor",
                 "norm_topk_prob",
@@ -143,8 +145,10 @@ FAMILIES = {
                 "mlp_only_layers",
             }
         ),
-        writes={
-            "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate).per],
+        field_writers={
+            "gating": lambda s: {"element": "per-element", "head": True}[
+                require_present(s.full_attention.output_gate).per
+            ],
             "num_attention_heads_per_layer": lambda s: [mixer.num_attention_heads for mixer in s.mixers],
             "mlp_layer_types": "mlp_layer_types",
         },

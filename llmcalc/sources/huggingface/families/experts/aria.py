@@ -21,7 +21,7 @@ def _aria(config: Config) -> Table:
     is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
     name = "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     config.fields_read.add("intermediate_size")
-    width, shared_count = config.size(name), config.size("moe_num_shared_experts")
+    width, shared_expert_count = config.size(name), config.size("moe_num_shared_experts")
     expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
         config,
@@ -29,7 +29,7 @@ def _aria(config: Config) -> Table:
             config.size("moe_num_experts"),
             config.size("moe_topk"),
             expert,
-            glu(config, config.flag("mlp_bias"), width * shared_count),
+            glu(config, config.flag("mlp_bias"), width * shared_expert_count),
         ),
     )
 
@@ -73,7 +73,7 @@ TOKENIZER_MODULES = {
 FAMILIES = {
     "aria": Family(
         None,
-        text="aria_text",
+        text_type="aria_text",
         tower_file="llava",
         modules={
             "towers.multi_modal_projector.resampler": "cross_attn + query",
@@ -92,19 +92,19 @@ FAMILIES = {
     ),
     "emu3": Family(
         None,
-        text="emu3_text_model",
+        text_type="emu3_text_model",
         tower_file="emu",
         modules={f"towers.{node}": module for node, module in TOKENIZER_MODULES.items()},
     ),
     "aria_text": Family(
         _aria,
-        ignored=frozenset({"num_experts_per_tok"}),
-        earlier={"experts.gate_up_proj": "experts.fc1", "experts.down_proj": "experts.fc2"},
+        ignored_fields=frozenset({"num_experts_per_tok"}),
+        earlier_names={"experts.gate_up_proj": "experts.fc1", "experts.down_proj": "experts.fc2"},
     ),
     "emu3_text_model": Family(
         _emu3,
         {"head_dim": None, "attention_bias": False, "mlp_bias": False},
-        alone=False,
-        dropout={"attention": "attention_dropout"},
+        has_text_class=False,
+        dropout_fields={"attention": "attention_dropout"},
     ),
 }

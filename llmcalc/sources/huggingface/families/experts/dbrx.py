@@ -13,12 +13,12 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 def _dbrx(config: Config) -> Table:
     attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
     heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
-    act = ffn.table("ffn_act_fn").get("name", "silu")
-    if act not in ACTIVATIONS:
-        raise ffn.wrong("ffn_act_fn", act, "a name among " + ", ".join(ACTIVATIONS))
+    activation = ffn.table("ffn_act_fn").get("name", "silu")
+    if activation not in ACTIVATIONS:
+        raise ffn.error("ffn_act_fn", activation, "a name among " + ", ".join(ACTIVATIONS))
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)
-    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
+    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
     experts = ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert
     block = layer_table(mixer, moe(*experts, expert_loop=True, sliced_experts=True), norm)
     return decoder(config, block, norm)
@@ -39,10 +39,10 @@ FAMILIES = {
             "num_hidden_layers": "n_layers",
             "max_position_embeddings": "max_seq_len",
         },
-        writes={
+        field_writers={
             "attn_config": lambda s: {
-                "kv_n_heads": s.usual("num_key_value_heads"),
-                "rope_theta": s.position.rope_theta,
+                "kv_n_heads": s.usual_value("num_key_value_heads"),
+                "rope_theta": s.rotary_position.rope_theta,
                 "clip_qkv": UNBOUNDED,
             },
             "ffn_config": lambda s: {
@@ -71,6 +71,6 @@ FAMILIES = {
             "up_proj": "v1",
             "down_proj": "w2",
         },
-        dropout={},
-    ),
+        dropout_fields={},
+    )
 }

@@ -17,21 +17,21 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rop
 
 def _doge(config: Config) -> Table:
     if config.has("hidden_bias"):
-        config.must("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
+        config.require("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer: Table = {
         "type": "dynamic_mask",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
-        "head_dim": config.maybe("head_dim") or _head_dim(config, hidden, heads),
+        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "head_dim": config.optional_size("head_dim") or _head_dim(config, hidden, heads),
         "keep_window_size": config.size("keep_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
-    if config.maybe("sliding_window") is not None:
+    if config.optional_size("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
     dense_network = glu(config, config.flag("mlp_bias"))
     block = layer_table(
@@ -43,7 +43,7 @@ def _doge(config: Config) -> Table:
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down."""
     if heads > hidden:
-        raise config.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
+        raise config.error("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
@@ -52,7 +52,7 @@ def _product_key_experts(config: Config, shared_expert: Table) -> Table:
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
     if top_k > keys**2:
-        raise config.wrong(
+        raise config.error(
             "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
         )
     routed_experts_table = {
@@ -78,8 +78,8 @@ OF_FIRST_CODE = frozenset(
 FAMILIES = {
     "doge": Family(
         _doge,
-        ignored=OF_FIRST_CODE,
-        writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
+        ignored_fields=OF_FIRST_CODE,
+        field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules={
             "mlp.experts": "",
             "experts.down_embed": "down_embed.weight",
@@ -89,6 +89,6 @@ FAMILIES = {
             "mlp_residual_scale": "post_attention_residual",
             "router": "router_gate",
         },
-        dropout=HIDDEN_DROPOUT,
-    ),
+        dropout_fields=HIDDEN_DROPOUT,
+    )
 }

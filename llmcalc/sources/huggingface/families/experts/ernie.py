@@ -52,44 +52,50 @@ def _ernie4_5_moe(config: Config) -> Table:
     """
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
-    first_moe = config.count("moe_layer_start_index")
+    first_expert_layer = config.count("moe_layer_start_index")
     interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
-    names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
-    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
+    layer_kinds = [
+        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)
+    ]
+    return _network_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _ernie4_5_vl_moe_text(config: Config) -> Table:
     widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
-        raise config.wrong(
+        raise config.error(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.size("num_hidden_layers")
-    stated = config.has("moe_layer_start_index")
-    first_layer = _of_both(config, "moe_layer_start_index", depth) if stated else 1
-    names = dense_or_moe(config, depth, first_layer)
-    if stated and names != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
-        raise config.wrong(
+    is_stated = config.has("moe_layer_start_index")
+    first_layer = _number_for_text_experts(config, "moe_layer_start_index", depth) if is_stated else 1
+    layer_kinds = dense_or_moe(config, depth, first_layer)
+    if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
+        raise config.error(
             "moe_layer_start_index",
             config.get("moe_layer_start_index"),
             "the first sparse layer of mlp_layer_types, or null",
         )
-    if stated and first_layer != 1 and not config.has("mlp_layer_types") and config.data.get("model_type") != OWN_CODE:
+    if (
+        is_stated
+        and first_layer != 1
+        and not config.has("mlp_layer_types")
+        and config.data.get("model_type") != OWN_CODE
+    ):
         config.notes.append(
             "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
             "mlp_layer_types alone, and without it has one dense layer"
         )
-    if config.has("moe_layer_end_index") and _of_both(config, "moe_layer_end_index", depth - 1) != depth - 1:
-        raise config.wrong("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
+    if (
+        config.has("moe_layer_end_index")
+        and _number_for_text_experts(config, "moe_layer_end_index", depth - 1) != depth - 1
+    ):
+        raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
     if config.has("moe_layer_interval"):
-        config.must("moe_layer_interval", 1)
+        config.require("moe_layer_interval", 1)
     return _network_kinds(
-        config,
-        names,
-        widths[0],
-        {},
-        vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},
+        config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
     )
 
 
@@ -97,7 +103,7 @@ OWN_CODE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
-def _of_both(config: Config, name: str, maximum: int) -> int:
+def _number_for_text_experts(config: Config, name: str, maximum: int) -> int:
     """Returns a number that earlier configs state twice, for text and image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
@@ -106,25 +112,31 @@ def _of_both(config: Config, name: str, maximum: int) -> int:
     numbers = config.sizes(name) if config.has_list(name) else [config.count(name)]
     bounded = {min(number, maximum) for number in numbers}
     if len(bounded) != 1:
-        raise config.wrong(name, value, "the same number for text and for images")
+        raise config.error(name, value, "the same number for text and for images")
     return bounded.pop()
 
 
-def _network_kinds(config: Config, names: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
+def _network_kinds(config: Config, layer_kinds: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
-    shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
+    shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
-        _of_both(config, "num_experts", MOST_EXPERTS) if config.has_list("num_experts") else config.size("num_experts"),
+        _number_for_text_experts(config, "num_experts", MOST_EXPERTS)
+        if config.has_list("num_experts")
+        else config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, bias, width * shared_count) if shared_count else None,
+        glu(config, bias, width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,
         **expert_fields,
     )
     block = layer_table(attention(config, **biases(bias, *QKVO)), glu(config, bias), norm)
     return decoder(
-        config, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+        config,
+        block,
+        norm,
+        head=head,
+        stack=combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}})),
     )
 
 
@@ -142,7 +154,7 @@ ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
 
 def _expert_interval(config_values: ConfigValues) -> int:
-    moe_layers = config_values.with_experts()
+    moe_layers = config_values.expert_layers()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
@@ -153,30 +165,30 @@ ERNIE_MOE_MODULES: Modules = {
 
 
 FAMILIES = {
-    "ernie4_5": Family(_ernie4_5, ignored=NO_COUNT, dropout={}),
+    "ernie4_5": Family(_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
     "paddleocr_vl": Family(
         None,
-        text="paddleocr_vl_text",
-        ties="either",
+        text_type="paddleocr_vl_text",
+        tying_source="either",
         uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
     ),
-    "paddleocr_vl_text": Family(_ernie4_5, ignored=NO_COUNT | {"use_3d_rope"}, dropout={}),
+    "paddleocr_vl_text": Family(_ernie4_5, ignored_fields=NO_COUNT | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(
         _ernie4_5_moe,
         {"head_dim": None},
         NO_COUNT,
         aliases=ALIASES,
-        writes={
-            "moe_layer_start_index": lambda s: s.with_experts()[0],
-            "moe_layer_end_index": lambda s: s.with_experts()[-1],
+        field_writers={
+            "moe_layer_start_index": lambda s: s.expert_layers()[0],
+            "moe_layer_end_index": lambda s: s.expert_layers()[-1],
             "moe_layer_interval": _expert_interval,
         },
         modules=ERNIE_MOE_MODULES,
-        dropout={},
+        dropout_fields={},
     ),
     "ernie4_5_vl_moe": Family(
         None,
-        text="ernie4_5_vl_moe_text",
+        text_type="ernie4_5_vl_moe_text",
         modules={
             "towers.resampler_spatial": "resampler_model.spatial_linear",
             "towers.resampler_temporal": "resampler_model.temporal_linear",
@@ -192,7 +204,7 @@ FAMILIES = {
         {"head_dim": None},
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
-        alone=False,
+        has_text_class=False,
         modules={
             "mlp.router": "text_moe.gate - text_moe.gate.moe_statics",
             "mlp.score_correction": "text_moe.gate.moe_statics",
@@ -201,6 +213,6 @@ FAMILIES = {
             "vision_experts.router": "gate - gate.moe_statics",
             "vision_experts.score_correction": "gate.moe_statics",
         },
-        dropout={},
+        dropout_fields={},
     ),
 }

@@ -17,7 +17,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    clamped_by_steps,
+    clamped_gpt_oss_network,
     decoder,
     every_nth_full,
     float32_rmsnorm,
@@ -29,7 +29,7 @@ from ...parts import (
 
 
 def _gpt_oss(config: Config) -> Table:
-    block = _gpt_oss_layer(config, clamped_by_steps(glu(config, bias=True)), float32_softmax=False)
+    block = _gpt_oss_layer(config, clamped_gpt_oss_network(glu(config, bias=True)), float32_softmax=False)
     stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
@@ -56,7 +56,9 @@ def _privacy_filter(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _gpt_oss_layer(config, clamped_by_steps(expert), sliding_window=2 * config.size("sliding_window") + 1)
+    block = _gpt_oss_layer(
+        config, clamped_gpt_oss_network(expert), sliding_window=2 * config.size("sliding_window") + 1
+    )
     table = decoder(config, block, block["norm"])
     table["encoder"] = table.pop("decoder")
     return table
@@ -71,9 +73,7 @@ GPT_OSS_MODULES: Modules = {
 
 FAMILIES = {
     "gpt_oss": Family(
-        _gpt_oss,
-        ignored=frozenset({"initial_context_length", "experts_per_token"}),
-        modules=GPT_OSS_MODULES,
+        _gpt_oss, ignored_fields=frozenset({"initial_context_length", "experts_per_token"}), modules=GPT_OSS_MODULES
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,

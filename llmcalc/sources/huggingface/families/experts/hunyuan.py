@@ -47,7 +47,7 @@ def _attention_with_norms(config: Config, order: str = "after_rope", **fields: A
 
 def _check_published_fields(config: Config) -> None:
     """Raises `InputError` for values in Tencent's own fields that the class of transformers does not implement."""
-    for name, values in (
+    for name, counted_values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),
         ("use_mla", (False,)),
@@ -55,7 +55,7 @@ def _check_published_fields(config: Config) -> None:
         ("norm_type", ("rms",)),
     ):
         if config.has(name):
-            config.must(name, *values)
+            config.require(name, *counted_values)
 
 
 def _hunyuan_v1_dense(config: Config) -> Table:
@@ -71,7 +71,7 @@ def _hunyuan_vl_text(config: Config) -> Table:
             and config.data.get(published_name) is not None
             and config.data[usual_name] != config.data[published_name]
         ):
-            raise config.wrong(
+            raise config.error(
                 published_name, config.data[published_name], f"{usual_name} ({shown(config.data[usual_name])})"
             )
     return _hunyuan_v1_dense(config)
@@ -80,10 +80,10 @@ def _hunyuan_vl_text(config: Config) -> Table:
 def _values_per_layer(config: Config, name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
     depth, field_value = config.size("num_hidden_layers"), config.get(name)
-    values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
-    if len(values) < depth or any(not is_whole(value) or not 0 < value <= LARGEST for value in values):
-        raise config.wrong(name, field_value, f"a positive whole number, or {depth} of them")
-    return values[:depth]
+    layer_values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
+    if len(layer_values) < depth or any(not is_whole(value) or not 0 < value <= LARGEST for value in layer_values):
+        raise config.error(name, field_value, f"a positive whole number, or {depth} of them")
+    return layer_values[:depth]
 
 
 def _hunyuan_v1_moe(config: Config) -> Table:
@@ -97,9 +97,9 @@ def _hunyuan_v1_moe(config: Config) -> Table:
     experts = config.size("num_experts", "num_local_experts")
     for name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
         if config.has(name) and {*_values_per_layer(config, name)} != {expected_value}:
-            raise config.wrong(name, config.get(name), f"{expected_value} in every layer, as in the class")
+            raise config.error(name, config.get(name), f"{expected_value} in every layer, as in the class")
     if config.has("moe_layer_num_skipped"):
-        config.must("moe_layer_num_skipped", 0)
+        config.require("moe_layer_num_skipped", 0)
     top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
     layer_tables: Table = {
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
@@ -111,13 +111,13 @@ def _hunyuan_v1_moe(config: Config) -> Table:
 
 def _hy_v3(config: Config) -> Table:
     if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
-        config.must("first_k_dense_replace", 1)
+        config.require("first_k_dense_replace", 1)
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     width = config.size("moe_intermediate_size")
     bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
-        raise config.wrong(
+        raise config.error(
             "num_shared_experts",
             0,
             "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
@@ -164,11 +164,11 @@ def _top_k_values(config_values: ConfigValues) -> Any:
 HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
 
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, ignored=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, ignored_fields=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
     "hunyuan_vl": Family(
         None,
-        text="hunyuan_vl_text",
-        ties="either",
+        text_type="hunyuan_vl_text",
+        tying_source="either",
         modules={
             "towers.vision_merger": "vision_tower.patch_merger",
             "towers.vision_merger.map_1": "proj_conv",
@@ -184,21 +184,21 @@ FAMILIES = {
     ),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text,
-        ignored=NO_COUNT | OF_EXPERTS,
+        ignored_fields=NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
         _hunyuan_v1_moe,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
-        writes={"moe_topk": _top_k_values},
+        field_writers={"moe_topk": _top_k_values},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
         _hy_v3,
-        ignored=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
-        earlier={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
+        ignored_fields=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        earlier_names={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import Op, State
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
@@ -33,38 +33,38 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
         "relative_extent": config.size("rel_extent"),
         "conv_kernel_size": config.size("conv_kernel_size"),
     }
-    sliding: Table = {
+    sliding_attention: Table = {
         "num_attention_heads": config.size("swa_num_attention_heads"),
         "num_key_value_heads": config.size("swa_num_key_value_heads"),
         "head_dim": config.size("swa_head_dim"),
         "relative_extent": window,
         "sliding_window": window,
     }
-    return full_attention, sliding
+    return full_attention, sliding_attention
 
 
 def _inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
-    kernel, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
+    kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, width = _network_widths(config)
-    shared_count = config.size("n_shared_experts")
+    shared_expert_count = config.size("n_shared_experts")
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_count),
-        shared_scores={"shared_experts": shared_count},
+        glu(config, width=expert_width * shared_expert_count),
+        shared_scores={"shared_experts": shared_expert_count},
         **SIGMOID,
     )
     networks = _network_kinds(config, depth)
-    dense: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
+    dense_network: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
     block = {
         "type": "convolved",
         "attention": mixer,
-        "feed_forward": dense if "dense" in networks else experts,
+        "feed_forward": dense_network if "dense" in networks else experts,
         "norm": norm,
-        "conv_kernel_size": kernel,
+        "conv_kernel_size": kernel_size,
     }
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     stack = combined_kinds(
@@ -91,8 +91,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     local_layers = {i for i in range(depth) if (i + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.sizes("local_layer_ids"))
-    default = ["sliding" if i in local_layers else "full" for i in range(depth)]
-    return listed_kinds(config, "layer_types", RANGES, default)
+    default_kinds = ["sliding" if i in local_layers else "full" for i in range(depth)]
+    return listed_kinds(config, "layer_types", RANGES, default_kinds)
 
 
 def _network_kinds(config: Config, depth: int) -> list[str]:
@@ -115,16 +115,16 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    follow=_float32_states,
+    class_op=_float32_states,
 )
 
 
 def _full_attention(config_values: ConfigValues) -> Any:
-    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
+    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
 
 
 def _sliding_attention(config_values: ConfigValues) -> Any:
-    return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
+    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
 MIXER_WRITES: Writes = {
@@ -137,7 +137,7 @@ MIXER_WRITES: Writes = {
     "swa_num_key_value_heads": lambda s: _sliding_attention(s).num_key_value_heads,
     "swa_head_dim": lambda s: _sliding_attention(s).head_dim,
     "sliding_window_size": lambda s: _sliding_attention(s).sliding_window,
-    "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
+    "conv_kernel_size": lambda s: s.first_stack.block.conv_kernel_size,
     "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
 }
 """Fields of attention, and of the pattern of layers."""
@@ -159,7 +159,10 @@ FAMILIES = {
         _inkling_text,
         {"tie_word_embeddings": False},
         frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
-        writes={**MIXER_WRITES, "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts},
+        field_writers={
+            **MIXER_WRITES,
+            "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
+        },
         modules={
             **MODULES,
             "self_attn_conv": ".attn_sconv",
@@ -174,9 +177,9 @@ FAMILIES = {
     ),
     "inkling_mm_model": Family(
         None,
-        text="inkling_text",
-        ties="never",
-        ignored=frozenset({"mtp_config"}),
+        text_type="inkling_text",
+        tying_source="never",
+        ignored_fields=frozenset({"mtp_config"}),
         uncounted_encoders={"vision_config": "inkling_vision", "audio_config": "inkling_audio"},
     ),
 }

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def _inkling2_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
-    full_attention, sliding = profile_mixers(config)
+    full_attention, sliding_attention = profile_mixers(config)
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
-    sliding |= {"dynamic_convolutions": False}
-    kernel = full_attention["conv_kernel_size"]
+    sliding_attention |= {"dynamic_convolutions": False}
+    kernel_size = full_attention["conv_kernel_size"]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
@@ -37,15 +37,15 @@ def _inkling2_text(config: Config) -> Table:
         "feed_forward": experts,
         "norm": norm,
         "norm_placement": "pre",
-        "conv_kernel_size": kernel,
+        "conv_kernel_size": kernel_size,
         "attention_blocks": 1,
         "feed_forward_blocks": 1,
         "separate_inputs": True,
     }
-    changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding, "separate_inputs": False}}
-    default = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
+    changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding_attention, "separate_inputs": False}}
+    default_kinds = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
-    for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default)):
+    for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
         finished, starts = ceil_div(i, block_size), i % block_size == 0
         residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
         layers.append((f"{layer_kind}_{finished}" + ("_start" if starts else ""), {**changes[layer_kind], **residuals}))
@@ -88,7 +88,7 @@ FAMILIES = {
         _inkling2_text,
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
-        writes={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
+        field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
         modules={
             **MODULES,
             "k_conv": "k_sconv",
@@ -107,13 +107,10 @@ FAMILIES = {
             "mlp_conv.conv": ".post_mlp_convolution.conv1d",
             "proj": "query",
         },
-        earlier=EARLIER,
+        earlier_names=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),
     "inkling2": Family(
-        None,
-        text="inkling2_text",
-        ties="never",
-        uncounted_encoders={"vision_config": "inkling2_vision"},
+        None, text_type="inkling2_text", tying_source="never", uncounted_encoders={"vision_config": "inkling2_vision"}
     ),
 }

@@ -28,15 +28,15 @@ def _jetmoe(config: Config) -> Table:
 FAMILIES = {
     "jetmoe": Family(
         _jetmoe,
-        ignored=frozenset(
+        ignored_fields=frozenset(
             {"bias", "ffn_hidden_size", "glu", "moe_num_experts", "moe_top_k", "num_attention_heads", "num_layers"}
         ),
         aliases={"kv_channels": "head_dim"},
-        writes={
-            "kv_channels": lambda s: s.named("head_dim"),
-            "num_key_value_heads": lambda s: s.named("num_key_value_heads"),
+        field_writers={
+            "kv_channels": lambda s: s.first_value("head_dim"),
+            "num_key_value_heads": lambda s: s.first_value("num_key_value_heads"),
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         quirks=Quirks(reads_values=EVERY),
         modules={
             "mlp.experts": "",
@@ -53,5 +53,5 @@ FAMILIES = {
             "k_proj": "kv_proj/2",
             "v_proj": "kv_proj/2",
         },
-    ),
+    )
 }

@@ -29,8 +29,8 @@ from ..deepseek.deepseek import ROUTING, SIGMOID
 
 
 def _mimo(config: Config) -> Table:
-    config.must("attention_bias", True)
-    config.must("use_sliding_window", False)
+    config.require("attention_bias", True)
+    config.require("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
     return decoder(config, block, norm, **prediction(config))
@@ -42,8 +42,8 @@ def _mimo_v2_flash(config: Config) -> Table:
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
     `hybrid_layer_pattern`), so they must have the values that it builds.
     """
-    config.must("add_swa_attention_sink_bias", True)
-    config.must("add_full_attention_sink_bias", False)
+    config.require("add_swa_attention_sink_bias", True)
+    config.require("add_full_attention_sink_bias", False)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
@@ -54,36 +54,40 @@ def _mimo_v2_flash(config: Config) -> Table:
     window = (
         config.size("sliding_window_size") + 1 if config.has("sliding_window_size") else config.size("sliding_window")
     )
-    sliding = {"num_key_value_heads": 2 * config.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
+    sliding_attention = {
+        "num_key_value_heads": 2 * config.size("num_key_value_heads"),
+        "sinks": True,
+        "sliding_window": window,
+    }
     head_fields = {name: config.size(name) for name in SLIDING} | {
-        "num_key_value_heads": sliding["num_key_value_heads"]
+        "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for name, value in head_fields.items():
         if config.has(f"swa_{name}"):
-            config.must(f"swa_{name}", value)
+            config.require(f"swa_{name}", value)
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    ranges = listed_kinds(
+    attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
-    _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
+    _require_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_layers(config, "moe_layer_freq", "moe", networks)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields = {"full": {}, "sliding": {"attention": sliding}}
+    attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     network = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
+    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, network)))
 
 
 def _require_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if config.has(field) and config.sizes(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
-        raise config.wrong(
+        raise config.error(
             field, config.get(field), f"1 for the {layer_kind} layers of {layer_types}: the class does not read {field}"
         )
 
@@ -97,7 +101,7 @@ FAMILIES = {
         _mimo,
         {"head_dim": None, "attention_bias": True},
         frozenset({"sliding_window", "max_window_layers"}),
-        like="qwen2",
+        class_model_type="qwen2",
     ),
     "mimo_v2_flash": Family(
         _mimo_v2_flash,
@@ -109,8 +113,10 @@ FAMILIES = {
             swa_rope_theta
             """
         ),
-        writes={
-            "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
+        field_writers={
+            "num_key_value_heads": lambda s: (
+                s.full_attention.num_key_value_heads or s.full_attention.num_attention_heads
+            )
         },
     ),
 }

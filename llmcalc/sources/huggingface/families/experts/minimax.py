@@ -13,24 +13,24 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _minimax(config: Config) -> Table:
-    default = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    default_kinds = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
-    return minimax(config, listed_kinds(config, "layer_types", name_of_type, default), rope(config))
+    return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
 
 
-def minimax(config: Config, names: list[str], position: Table) -> Table:
-    """Returns MiniMax-01's decoder. names: `linear` or `full` for each layer.
+def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:
+    """Returns MiniMax-01's decoder. layer_kinds: `linear` or `full` for each layer.
 
     position: position encoding of softmax attention.
     """
-    config.must("sliding_window", None)
-    config.must("shared_intermediate_size", None, 0)
+    config.require("sliding_window", None)
+    config.require("shared_intermediate_size", None, 0)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
     lightning = {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": config.maybe("head_dim")
-        or config.divided("num_attention_heads", config.size("hidden_size"), heads),
+        "head_dim": config.optional_size("head_dim")
+        or config.quotient("num_attention_heads", config.size("hidden_size"), heads),
         "block_size": config.size("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
@@ -43,7 +43,7 @@ def minimax(config: Config, names: list[str], position: Table) -> Table:
         "linear": {**block, "attention": lightning},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
-    stack = stack_of_kinds(layer_tables, names)
+    stack = stack_of_kinds(layer_tables, layer_kinds)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 
@@ -56,7 +56,7 @@ FAMILIES = {
         )
         | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={
             "linear_attn": "self_attn",
             "linear_attn.q_proj": "qkv_proj/3",
@@ -68,6 +68,6 @@ FAMILIES = {
             "self_attn_post_norm": "post_attention_layernorm",
             "mlp_post_norm": "",
         },
-        earlier={"mlp": "block_sparse_moe"},
-    ),
+        earlier_names={"mlp": "block_sparse_moe"},
+    )
 }

@@ -15,7 +15,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
-    clamped_by_steps,
+    clamped_gpt_oss_network,
     combined_kinds,
     decoder,
     full_rope,
@@ -56,19 +56,21 @@ FIXED = {
 def _minimax_m3(config: Config) -> Table:
     uncounted_prediction(config)
     for name, value in FIXED.items():
-        config.must(name, None, value)
+        config.require(name, None, value)
     if config.has("moe_intermediate_size"):
-        config.must("moe_intermediate_size", config.size("intermediate_size"))
+        config.require("moe_intermediate_size", config.size("intermediate_size"))
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer = {
         field: older_config.size(name) if older_config.has(name) else config.size(field)
         for field, name in OLDER.items()
     }
-    default = ["full"] * depth
+    default_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
-    ranges = listed_kinds(config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
+        default_kinds = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+    attention_kinds = listed_kinds(
+        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
+    )
     networks = (
         _named_flags(config, "moe_layer_freq", "dense", "moe", depth)
         if config.has("moe_layer_freq")
@@ -91,21 +93,21 @@ def _minimax_m3(config: Config) -> Table:
         block,
         norm,
         stack=combined_kinds(
-            (ranges, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense_network}})
+            (attention_kinds, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense_network}})
         ),
     )
 
 
 def _swiglu(config: Config, width: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return clamped_by_steps({"intermediate_size": config.size(width), "gated": True})
+    return clamped_gpt_oss_network({"intermediate_size": config.size(width), "gated": True})
 
 
 def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
     flags = config.sizes(field)
     if len(flags) != depth:
-        raise config.wrong(field, flags, f"{depth} times 0 or 1")
+        raise config.error(field, flags, f"{depth} times 0 or 1")
     return [name_if_one if flag else name_if_zero for flag in flags]
 
 
@@ -115,7 +117,7 @@ def _attention_kinds(config_values: ConfigValues) -> list[str]:
 
 
 def _indexer_field(field: str) -> Value:
-    return lambda config_values: getattr(config_values.named("block_indexer"), field)
+    return lambda config_values: getattr(config_values.first_value("block_indexer"), field)
 
 
 OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
@@ -147,14 +149,14 @@ FAMILIES = {
                 *OLDER,
             }
         ),
-        writes={
+        field_writers={
             "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
-            "dense_intermediate_size": lambda s: s.dense.intermediate_size,
+            "dense_intermediate_size": lambda s: s.dense_network.intermediate_size,
             **{field: _indexer_field(field) for field in OF_THE_INDEXER},
         },
         modules=HALVES_MODULES,
-        earlier={
+        earlier_names={
             "mlp.experts": "block_sparse_moe.experts",
             "mlp.shared_experts": "block_sparse_moe.shared_experts",
             "mlp.gate": "block_sparse_moe.gate",
@@ -164,8 +166,8 @@ FAMILIES = {
     ),
     "minimax_m3_vl": Family(
         None,
-        text="minimax_m3_vl_text",
-        ties="either",
+        text_type="minimax_m3_vl_text",
+        tying_source="either",
         modules={
             "towers.multi_modal_merger": "multi_modal_projector",
             "towers.multi_modal_merger.map_1": "merge_linear_1",

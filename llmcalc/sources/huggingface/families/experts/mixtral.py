@@ -30,20 +30,20 @@ from ...parts import (
 def _mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
-    mixer = attention(config, sliding_window=config.maybe("sliding_window"))
+    mixer = attention(config, sliding_window=config.optional_size("sliding_window"))
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 def _phimoe(config: Config) -> Table:
     if config.size("num_experts_per_tok") != 2:
-        raise config.wrong(
+        raise config.error(
             "num_experts_per_tok",
             config.get("num_experts_per_tok"),
             "2: its router (SparseMixer) always chooses two experts",
         )
     norm = layernorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, sliding_window=config.maybe("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
+        config, sliding_window=config.optional_size("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
     )
     block = layer_table(mixer, moe(config.size("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
@@ -54,15 +54,15 @@ def _qwen2_moe(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
     first_sliding = config.count("max_window_layers")
-    names = listed_kinds(
+    layer_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
         ["sliding" if uses_window and i < first_sliding and i % 2 == 0 else "full" for i in range(depth)],
     )
-    window = config.maybe("sliding_window")
+    window = config.optional_size("sliding_window")
     windows = (
-        (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
+        (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
         if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
@@ -78,11 +78,14 @@ def qwen3_moe(config: Config) -> Table:
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
         if config.has(name):
-            config.must(name, value)
-    window, uses_window = config.maybe("sliding_window"), config.flag("use_sliding_window")
-    normed = qk_norm(rmsnorm(config.number("rms_norm_eps")))
+            config.require(name, value)
+    window, uses_window = config.optional_size("sliding_window"), config.flag("use_sliding_window")
+    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
-        config, sliding_window=window if uses_window else None, **biases(config.flag("attention_bias"), *QKVO), **normed
+        config,
+        sliding_window=window if uses_window else None,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norms,
     )
     return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
@@ -103,7 +106,7 @@ def qwen_moe(
     depth = config.size("num_hidden_layers")
     expert_interval = config.size("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
-    names = [
+    layer_kinds = [
         "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
     ]
     expert_network = (
@@ -113,13 +116,13 @@ def qwen_moe(
             glu(config, width=config.size("moe_intermediate_size")),
             **fields,
         )
-        if "moe" in names
+        if "moe" in layer_kinds
         else {}
     )
-    network = glu(config) if "dense" in names else expert_network
+    network = glu(config) if "dense" in layer_kinds else expert_network
     block = layer_table(mixer, network, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_network} if "dense" in names else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_network} if "dense" in layer_kinds else {}}
+    return decoder(config, block, norm, stack=combined_kinds(*axes, (layer_kinds, layer_tables)))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
@@ -127,8 +130,8 @@ OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 """Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
-    "mixtral": Family(_mixtral, earlier={"mlp": "block_sparse_moe"}),
+    "mixtral": Family(_mixtral, earlier_names={"mlp": "block_sparse_moe"}),
     "qwen2_moe": Family(_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
     "qwen3_moe": Family(qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
-    "phimoe": Family(_phimoe, {"head_dim": None}, NO_COUNT, earlier={"mlp": "block_sparse_moe"}),
+    "phimoe": Family(_phimoe, {"head_dim": None}, NO_COUNT, earlier_names={"mlp": "block_sparse_moe"}),
 }

@@ -34,23 +34,20 @@ def _step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config,
-        output_gate={"per": "head"},
-        **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
-    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    window = config.maybe("sliding_window")
-    if window is None and "sliding" in ranges:
-        raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
-    sliding: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    window = config.optional_size("sliding_window")
+    if window is None and "sliding" in attention_kinds:
+        raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
+    sliding_attention: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
     for name, value in (
         ("num_experts", config.size("n_routed_experts")),
         ("n_shared_experts", 1),
         ("scoring_func", "sigmoid"),
     ):
         if config.has(name):  # written by converters; its class does not read it
-            config.must(name, value)
+            config.require(name, value)
     mlp_bias = config.flag("mlp_bias")
     experts = moe(
         config.size("n_routed_experts"),
@@ -61,9 +58,11 @@ def _step3p5(config: Config) -> Table:
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, mlp_bias), norm)
-    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
+    layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
+    return decoder(
+        config, block, norm, stack=combined_kinds((attention_kinds, layer_tables), (networks, network_kinds))
+    )
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
@@ -71,20 +70,22 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
         return ["dense" if i < 3 else "moe" for i in range(depth)]
-    items = (
-        [item for item in listed_indices.split(",") if item.strip()]
+    index_texts = (
+        [index_text for index_text in listed_indices.split(",") if index_text.strip()]
         if isinstance(listed_indices, str)
         else listed_indices
     )
-    if not isinstance(items, list) or not all(is_whole(item) or str(item).strip().isdecimal() for item in items):
-        raise config.wrong("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
-    expert_layers = {int(item) for item in items}
+    if not isinstance(index_texts, list) or not all(
+        is_whole(index_text) or str(index_text).strip().isdecimal() for index_text in index_texts
+    ):
+        raise config.error("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
+    expert_layers = {int(index_text) for index_text in index_texts}
     return ["moe" if i in expert_layers else "dense" for i in range(depth)]
 
 
 def _sliding_heads(config: Config) -> int:
     """Returns the number of query heads in layers with a window."""
-    heads = config.maybe("num_sliding_attention_heads")
+    heads = config.optional_size("num_sliding_attention_heads")
     if heads is not None:
         return heads
     usual_heads = config.size("num_attention_heads")
@@ -97,8 +98,8 @@ def _sliding_heads(config: Config) -> int:
         ("head_dim", config.get("head_dim")),
     ):
         if setting.has(name) and value is not None:
-            setting.must(name, value)
-    setting.close(frozenset({"attention_type", "true_head_dim"}), config)
+            setting.require(name, value)
+    setting.finish(frozenset({"attention_type", "true_head_dim"}), config)
     return heads
 
 
@@ -112,12 +113,12 @@ NO_COUNT = field_names(
 
 
 FAMILIES = {
-    "step3p7": Family(None, text="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
+    "step3p7": Family(None, text_type="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
     "step3p5": Family(
         _step3p5,
         {"moe_layers_enum": None},
         NO_COUNT,
-        unread=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
+        unread_aliases=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
         modules={"self_attn.gate_proj": "g_proj"},
         quirks=Quirks(reads_values=EVERY),
     ),

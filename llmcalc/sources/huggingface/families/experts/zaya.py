@@ -21,18 +21,20 @@ def _zaya(config: Config) -> Table:
     """
     if config.has("zaya_mlp_expansion") and not config.has("router_hidden_size"):
         expansion = config.get("zaya_mlp_expansion")
-        raise config.wrong(
+        raise config.error(
             "zaya_mlp_expansion",
             expansion,
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
-    config.must("num_experts_per_tok", 1)
+    config.require("num_experts_per_tok", 1)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.maybe("sliding_window")
-    ranges = listed_kinds(config, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
-    if "sliding" in ranges and window is None:
-        raise config.wrong("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
+    window = config.optional_size("sliding_window")
+    attention_kinds = listed_kinds(
+        config, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth
+    )
+    if "sliding" in attention_kinds and window is None:
+        raise config.error("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
     mixer: Table = {
         "type": "cca",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -41,9 +43,9 @@ def _zaya(config: Config) -> Table:
         "cca_time0": config.size("cca_time0"),
         "cca_time1": config.size("cca_time1"),
         "attention_bias": config.flag("attention_bias"),
-        "position": rope(config, 0.5, kind="hybrid"),
+        "position": rope(config, 0.5, layer_kind="hybrid"),
     }
-    sliding: Table = {"sliding_window": window, "position": rope(config, 0.5, kind="hybrid_sliding")}
+    sliding_attention: Table = {"sliding_window": window, "position": rope(config, 0.5, layer_kind="hybrid_sliding")}
     router: Table = {
         "type": "mlp",
         "router_hidden_size": config.size("router_hidden_size"),
@@ -51,18 +53,15 @@ def _zaya(config: Config) -> Table:
         "skip": True,
         "score_correction": "buffer",
     }
-    experts = moe(
-        config.size("num_experts"),
-        1,
-        glu(config, width=config.size("moe_intermediate_size")),
-        router=router,
-    )
+    experts = moe(config.size("num_experts"), 1, glu(config, width=config.size("moe_intermediate_size")), router=router)
     block = layer_table(mixer, experts, norm, residual_scale=True)
     positions = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
-        **combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (positions, router_fields)),
+        **combined_kinds(
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (positions, router_fields)
+        ),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
 
@@ -75,9 +74,9 @@ def _scale_and_bias(name: str) -> str:
 FAMILIES = {
     "zaya": Family(
         _zaya,
-        ignored=frozenset({"zaya_mlp_expansion"}),
-        writes={
-            "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
+        ignored_fields=frozenset({"zaya_mlp_expansion"}),
+        field_writers={
+            "layer_types": lambda s: s.layer_kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
             **PARTIAL_ROTARY,
         },
         modules={
@@ -100,5 +99,5 @@ FAMILIES = {
             "conv_heads": "qkv_proj.conv_qk_grouped",
             "key_scale": "qk_norm.temp",
         },
-    ),
+    )
 }

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import (
-    Table,
-    decoder,
-    glu,
-    moe,
-    rmsnorm,
-    stack_of_layers,
-)
+from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
 from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma4 import TOWER_MODULES, gemma4_attention, head_sizes
 
@@ -27,7 +20,7 @@ STEPS = (
 
 def _diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
-    config.must("use_bidirectional_attention", None, "vision")
+    config.require("use_bidirectional_attention", None, "vision")
     window: Table = {
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
@@ -39,20 +32,14 @@ def _diffusion_gemma_text(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
-    block: Table = {
-        "type": "gemma4",
-        "attention": mixer,
-        "feed_forward": experts,
-        "dense": dense_network,
-        "norm": norm,
-    }
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_network, "norm": norm}
     layers = [
         (layer_kind, {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window)}})
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
     stack = stack_of_layers(layers)
     if config.head == "lm":
-        config.must("tie_word_embeddings", True)  # otherwise its class has all weights twice
+        config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
         config.notes.append(STEPS)
         stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_network, "norm": norm}
     return decoder(config, block, norm, stack=stack)
@@ -60,7 +47,7 @@ def _diffusion_gemma_text(config: Config) -> Table:
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes."""
-    heads = config.maybe("num_global_key_value_heads")
+    heads = config.optional_size("num_global_key_value_heads")
     full_head_dim = config.size("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(
         config, layer_kinds, {"head_dim": full_head_dim, **({} if heads is None else {"num_key_value_heads": heads})}
@@ -72,8 +59,8 @@ FAMILIES = {
         _diffusion_gemma_text,
         {"num_global_key_value_heads": None},
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
-        writes=LOCAL_THETA_WRITES,
-        alone=False,
+        field_writers=LOCAL_THETA_WRITES,
+        has_text_class=False,
         modules={
             "mlp": "router + experts",
             "mlp.router": ".router.proj",
@@ -89,5 +76,5 @@ FAMILIES = {
             "self_conditioning.mlp": "",
         },
     ),
-    "diffusion_gemma": Family(None, text="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
+    "diffusion_gemma": Family(None, text_type="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
 }

@@ -7,7 +7,7 @@ transformers: models/embedding_gemma2.
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -16,7 +16,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    bidirectional,
+    bidirectional_stack,
     decoder,
     every_nth_full,
     float32_rmsnorm,
@@ -33,8 +33,8 @@ from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
 
 def _embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    default = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    default_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
         config,
@@ -51,20 +51,20 @@ def _embedding_gemma2(config: Config) -> Table:
         "norm": norm,
         "per_layer_input": {"hidden_size_per_layer_input": width, "hidden_act": network["hidden_act"]},
     }
-    wide = {
-        "head_dim": config.maybe("global_head_dim") or 512,
-        "num_key_value_heads": config.maybe("num_global_key_value_heads") or 1,
+    wide_network = {
+        "head_dim": config.optional_size("global_head_dim") or 512,
+        "num_key_value_heads": config.optional_size("num_global_key_value_heads") or 1,
     }
     local_attention = {
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
-    layer_head_sizes = head_sizes(config, layer_kinds, wide)
+    layer_head_sizes = head_sizes(config, layer_kinds, wide_network)
     layers = [
         (layer_kind, {"attention": {**size, **(local_attention if layer_kind == "sliding" else {})}})
         for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
-    stack = bidirectional({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
+    stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
     stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width, "norm": norm}
     table = decoder(config, block, norm, stack=stack)
     table["encoder"] = table.pop("decoder")
@@ -81,15 +81,17 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"global_head_dim", "num_global_key_value_heads", "sliding_window_pattern"}),
-        writes={
+        field_writers={
             **LOCAL_THETA_WRITES,
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
             "num_global_key_value_heads": lambda s: full_attention(s).sizes(s.spec.hidden_size)[1],
-            "hidden_size_per_layer_input": lambda s: present(s.first.per_layer_embedding).hidden_size_per_layer_input,
+            "hidden_size_per_layer_input": lambda s: (
+                require_present(s.first_stack.per_layer_embedding).hidden_size_per_layer_input
+            ),
             "embedding_dim": lambda s: s.spec.head.size,
-            "sliding_window": lambda s: (present(s.window) - 1) // 2,
+            "sliding_window": lambda s: (require_present(s.window) - 1) // 2,
         },
         modules={
             **PER_LAYER_MODULES,
@@ -105,7 +107,7 @@ FAMILIES = {
     "embedding_gemma2": Family(
         None,
         {"tie_word_embeddings": False},
-        text="embedding_gemma2_text",
+        text_type="embedding_gemma2_text",
         modules=TOWER_MODULES,
         tower_file="gemma",
     ),

@@ -17,7 +17,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    bidirectional,
+    bidirectional_stack,
     decoder,
     every_nth_full,
     glu,
@@ -40,7 +40,7 @@ def gemma_like(
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return table
     if config.flag("use_bidirectional_attention"):
-        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2)
+        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2)
     return table
 
 
@@ -92,37 +92,34 @@ def local_theta(config: Config) -> float:
 def _gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
+    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6)
     return gemma_like(
         config,
         mixer,
         "sandwich",
-        sliding_stack(config, layer_kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
+        sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}}),
     )
 
 
 IGNORED = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
 
-LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
+LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.position.rope_theta}
 
 
 FAMILIES = {
-    "gemma": Family(_gemma, ignored=frozenset({"hidden_activation", "num_image_tokens"})),
-    "gemma2": Family(_gemma2, ignored=IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_vaultgemma, ignored=IGNORED | {"hidden_act"}),
+    "gemma": Family(_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
+    "gemma2": Family(_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
-        _gemma3,
-        {"sliding_window_pattern": 6},
-        IGNORED | {"hidden_act"},
-        writes=LOCAL_THETA_WRITES,
+        _gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
     ),
-    "gemma3": Family(None, text="gemma3_text", tower_file="siglip", writes_towers=gemma3_sections),
-    "shieldgemma2": Family(None, text="gemma3_text", ties="either", tower_file="siglip"),
+    "gemma3": Family(None, text_type="gemma3_text", tower_file="siglip", write_tower_sections=gemma3_sections),
+    "shieldgemma2": Family(None, text_type="gemma3_text", tying_source="either", tower_file="siglip"),
     "paligemma": Family(
         None,
-        text="gemma",
+        text_type="gemma",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         tower_file="siglip",
-        writes_towers=paligemma_sections,
+        write_tower_sections=paligemma_sections,
     ),
 }

@@ -41,7 +41,7 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
         return [config.size("intermediate_size")] * depth
     widths = config.sizes("intermediate_size")
     if len(widths) != depth or 0 in widths:
-        raise config.wrong("intermediate_size", field_value, f"one width, or {depth} of them")
+        raise config.error("intermediate_size", field_value, f"one width, or {depth} of them")
     return widths
 
 
@@ -74,13 +74,13 @@ def _gemma3n(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
     )  # fmt: skip
     feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
-    gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
+    per_layer_gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
         "attention": mixer,
         "feed_forward": feed_forward,
         "norm": norm,
-        "per_layer_input": gate,
+        "per_layer_input": per_layer_gate,
         "laurel_rank": config.size("laurel_rank"),
         "altup_num_inputs": streams,
     }
@@ -103,7 +103,7 @@ IGNORED = frozenset(
 )
 
 
-def sharing(config_values: ConfigValues) -> int:
+def shared_layer_count(config_values: ConfigValues) -> int:
     """Returns the number of layers that reuse an earlier layer's keys and values."""
     return sum(bool(mixer.kv_shared) for mixer in config_values.mixers)
 
@@ -126,8 +126,12 @@ PER_LAYER_MODULES: Modules = {
 FAMILIES = {
     "gemma3n_text": Family(
         _gemma3n,
-        ignored=IGNORED,
-        writes={**LOCAL_THETA_WRITES, "num_kv_shared_layers": sharing, "intermediate_size": _widths_of_layers},
+        ignored_fields=IGNORED,
+        field_writers={
+            **LOCAL_THETA_WRITES,
+            "num_kv_shared_layers": shared_layer_count,
+            "intermediate_size": _widths_of_layers,
+        },
         modules={
             **PER_LAYER_MODULES,
             "laurel.left": "linear_left",
@@ -142,5 +146,5 @@ FAMILIES = {
             "streams_out.projections": ".altup_unembed_projections",
         },
     ),
-    "gemma3n": Family(None, text="gemma3n_text", tower_file="gemma"),
+    "gemma3n": Family(None, text_type="gemma3n_text", tower_file="gemma"),
 }

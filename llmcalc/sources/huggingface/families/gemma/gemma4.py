@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...family import Family, Modules, Quirks, field_names
 from ...parts import (
@@ -21,7 +21,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    bidirectional,
+    bidirectional_stack,
     check_shared_layers,
     decoder,
     every_nth_full,
@@ -35,7 +35,7 @@ from ...parts import (
 )
 from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma3n import PER_LAYER_MODULES, sharing
+from .gemma3n import PER_LAYER_MODULES, shared_layer_count
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
-    heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    heads = config.optional_size("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
         **({} if heads is None else {"num_key_value_heads": heads}),
@@ -67,7 +67,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
         and all(is_whole(value) and value > 0 for value in layer.values())
         for layer in layers
     ):
-        raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
+        raise config.error("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
     return layers
 
 
@@ -155,9 +155,9 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
             "norm": norm,
         }
     table = decoder(config, block, norm, stack=stack)
-    config.must("use_bidirectional_attention", None, "all", "vision")
+    config.require("use_bidirectional_attention", None, "all", "vision")
     if config.get("use_bidirectional_attention") == "all":
-        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2 + 1)
+        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2 + 1)
     return table
 
 
@@ -171,14 +171,14 @@ IGNORED = field_names(
 
 def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find(Attention, condition=lambda part: part.sliding_window is None)
+    return config_values.find_part(Attention, condition=lambda part: part.sliding_window is None)
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of the first layer with a window, else of the first layer."""
-    return (config_values.typed("attention") if config_values.window is None else config_values.sliding).sizes(
-        config_values.spec.hidden_size
-    )
+    return (
+        config_values.part_of_type("attention") if config_values.window is None else config_values.sliding_mixer
+    ).sizes(config_values.spec.hidden_size)
 
 
 def _full_kv_heads(config_values: ConfigValues) -> int | None:
@@ -189,7 +189,7 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
-        width: int = present(config_values.first.per_layer_embedding).hidden_size_per_layer_input
+        width: int = require_present(config_values.first_stack.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return width
@@ -234,17 +234,17 @@ FAMILIES = {
         _gemma4,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED,
-        writes={
+        field_writers={
             **LOCAL_THETA_WRITES,
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
             "num_global_key_value_heads": _full_kv_heads,
             "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
-            "num_kv_shared_layers": sharing,
+            "num_kv_shared_layers": shared_layer_count,
             "use_double_wide_mlp": _has_wider_ffn,
             "hidden_size_per_layer_input": _per_layer_input_width,
-            "enable_moe_block": lambda s: bool(s.with_experts()),
+            "enable_moe_block": lambda s: bool(s.expert_layers()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
         modules={
@@ -264,11 +264,11 @@ FAMILIES = {
     ),
     "gemma4": Family(
         None,
-        text="gemma4_text",
+        text_type="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules=TOWER_MODULES,
         tower_file="gemma",
-        writes_towers=gemma4_sections,
+        write_tower_sections=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
         _gemma4_unified,
@@ -277,7 +277,7 @@ FAMILIES = {
     ),
     "gemma4_unified": Family(
         None,
-        text="gemma4_unified_text",
+        text_type="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules={
             "towers.vision_embedder": "embed_vision",

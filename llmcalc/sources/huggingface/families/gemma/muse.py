@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from .....components.networks.moe import MoE
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_number
 from ...family import Family
 from ...parts import (
@@ -49,12 +49,12 @@ def _muse_spark_text(config: Config) -> Table:
     norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(post_norm_eps)
     experts: Table = {}
     if "moe" in networks:
-        latent = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
+        latent_fields = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
         experts = moe(
             config.size("num_local_experts"),
             config.size("num_experts_per_tok"),
             glu(config, width=config.size("moe_intermediate_size")),
-            latent=latent,
+            latent=latent_fields,
             router={"scoring_func": "sigmoid", "score_correction": "buffer"},
         )
     dense_network: Table = {"type": "mlp", **glu(config)} if "dense" in networks else {}
@@ -106,19 +106,22 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
     """Returns each layer's position encoding if it is unusual; a 0 in `layer_rope_theta` means no positions."""
-    bases = config.get("layer_rope_theta")
-    if bases is None:
+    rope_bases = config.get("layer_rope_theta")
+    if rope_bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]
     if (
-        not isinstance(bases, list)
-        or len(bases) != len(full_flags)
-        or any(not is_number(base) or not 0 <= base <= LARGEST for base in bases)
+        not isinstance(rope_bases, list)
+        or len(rope_bases) != len(full_flags)
+        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST for rope_base in rope_bases)
     ):
-        raise config.wrong(
-            "layer_rope_theta", bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
+        raise config.error(
+            "layer_rope_theta", rope_bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
         )
     rotary_position = rope(config)
-    return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
+    return [
+        {"position": {**rotary_position, "rope_theta": float(rope_base)} if rope_base else "none"}
+        for rope_base in rope_bases
+    ]
 
 
 def _window_field(config: Config, layer_kind: str) -> Table:
@@ -126,22 +129,24 @@ def _window_field(config: Config, layer_kind: str) -> Table:
 
 
 FAMILIES = {
-    "muse_glimmer": Family(None, text="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}),
+    "muse_glimmer": Family(
+        None, text_type="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}
+    ),
     "muse_glimmer_text": Family(_muse_glimmer_text),
     "muse_spark": Family(
         None,
-        text="muse_spark_text",
-        ties="never",
+        text_type="muse_spark_text",
+        tying_source="never",
         uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
     ),
     "muse_spark_text": Family(
         _muse_spark_text,
-        writes={
-            "post_norm_eps": lambda s: s.first.block.attention_output_norm.eps,
+        field_writers={
+            "post_norm_eps": lambda s: s.first_stack.block.attention_output_norm.eps,
             "mlp_layer_types": lambda s: [
                 "sparse" if isinstance(layer.feed_forward, MoE) else "dense" for layer in s.layers
             ],
-            "moe_hidden_size": lambda s: present(s.moe.latent).moe_latent_size,
+            "moe_hidden_size": lambda s: require_present(s.moe.latent).moe_latent_size,
         },
         modules={
             "self_attn_pre_norm": "input_layernorm",

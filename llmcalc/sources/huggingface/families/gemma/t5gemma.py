@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names
@@ -18,7 +18,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    bidirectional,
+    bidirectional_stack,
     every_nth_full,
     glu,
     head_table,
@@ -49,8 +49,8 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
         "final_norm": norm,
         **sliding_stack(side_config, every_nth_full(depth, 2)),
     }
-    stack = stack if has_cross_attention else bidirectional(stack, lambda window: window)
-    side_config.close(IGNORED, config)
+    stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
+    side_config.finish(IGNORED, config)
     return side_config, stack
 
 
@@ -84,13 +84,13 @@ def _t5gemma(config: Config) -> Table:
 
 
 def _t5gemma2(config: Config) -> Table:
-    config.must("is_encoder_decoder", True)
+    config.require("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
     encoder_config = encoder_wrapper.section("text_config", TEXT)
     decoder_config = config.section("decoder", TEXT)
     for name in ("hidden_size", "vocab_size"):
         if encoder_config.size(name) != decoder_config.size(name):
-            raise decoder_config.wrong(
+            raise decoder_config.error(
                 name, decoder_config.size(name), f"{encoder_config.size(name)}, which is the encoder's"
             )
     is_tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
@@ -105,7 +105,7 @@ def _t5gemma2(config: Config) -> Table:
         (encoder_config, IGNORED),
         (decoder_config, IGNORED),
     ):
-        part_config.close(ignored_fields, config)
+        part_config.finish(ignored_fields, config)
     config.notes += notes
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
@@ -130,7 +130,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     bias = config.flag("attention_bias")
-    position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, kind="full_attention")}}
+    position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
         heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         mixer: Table = {
@@ -144,13 +144,13 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
     else:
         mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
     block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
-    layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
+    layer_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(config, layer_kinds, sliding=local_attention_fields),
+        **sliding_stack(config, layer_kinds, sliding_fields=local_attention_fields),
     }
 
 
@@ -201,13 +201,20 @@ IMAGES = field_names(
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
-    stack = present(getattr(config_values.spec, stack_name))
+    stack = require_present(getattr(config_values.spec, stack_name))
     side_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
-    names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
-    values = {field: side_values.usual(field) for field in names}
-    mixer, context_length = side_values.find(Attention), config_values.spec.max_position_embeddings
+    field_names = (
+        "num_hidden_layers",
+        "intermediate_size",
+        "head_dim",
+        "num_key_value_heads",
+        "layer_types",
+        "rms_norm_eps",
+    )
+    values = {field: side_values.usual_value(field) for field in field_names}
+    mixer, context_length = side_values.find_part(Attention), config_values.spec.max_position_embeddings
     values |= {
-        "hidden_activation": side_values.usual("hidden_act"),
+        "hidden_activation": side_values.usual_value("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
@@ -221,7 +228,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
-        "rope_theta": side_values.position.rope_theta,
+        "rope_theta": side_values.rotary_position.rope_theta,
     }
 
 
@@ -237,25 +244,25 @@ T5GEMMA_MODULES: Modules = {
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
-        ignored=IGNORED,
-        writes={
+        ignored_fields=IGNORED,
+        field_writers={
             "encoder": lambda s: _stack_config(s, "encoder"),
             "decoder": lambda s: _stack_config(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
         modules=T5GEMMA_MODULES,
-        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
+        dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _t5gemma2,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules={
             **T5GEMMA_MODULES,
             "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
         },
         tower_file="siglip",
-        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
+        dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
 }

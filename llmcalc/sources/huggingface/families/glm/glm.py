@@ -26,6 +26,6 @@ HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_pr
 GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 
 FAMILIES = {
-    "glm": Family(_glm, writes={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
-    "glm4": Family(_glm4, writes={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
+    "glm": Family(_glm, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
+    "glm4": Family(_glm4, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
 }

@@ -20,7 +20,7 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
+from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 from .glm import GLM4_MODULES, HALVES_MODULES
 
 
@@ -28,7 +28,7 @@ def _head_dim(config: Config) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down as in the classes."""
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if width < heads:
-        raise config.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")
+        raise config.error("num_attention_heads", heads, f"at most {width}, which is hidden_size")
     return width // heads
 
 
@@ -38,37 +38,35 @@ def _dense_decoder(config: Config, mixer: Table) -> Table:
 
 
 def _glm4v_text(config: Config) -> Table:
-    config.must("attention_bias", None, True)
+    config.require("attention_bias", None, True)
     return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
 
 
 def _glm_ocr_text(config: Config) -> Table:
     uncounted_prediction(config)
-    return _dense_decoder(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
+    return _dense_decoder(config, attention(config, head_dim=config.optional_size("head_dim") or _head_dim(config)))
 
 
 def _glm4v_moe_text(config: Config) -> Table:
-    config.must("use_qk_norm", None, False)
-    head = config.maybe("head_dim") or _head_dim(config)
+    config.require("use_qk_norm", None, False)
+    head = config.optional_size("head_dim") or _head_dim(config)
     mixer = attention(config, position=rope(config, 0.5), head_dim=head, **biases(config.flag("attention_bias"), *QKV))
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek(config, mixer, routed(config, **SIGMOID), names)
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
 FAMILIES = {
-    "glm4v": Family(None, text="glm4v_text", ties="either", tower_file="glm"),
+    "glm4v": Family(None, text_type="glm4v_text", tying_source="either", tower_file="glm"),
     "glm4v_text": Family(
         _glm4v_text,
         {"tie_word_embeddings": False, "head_dim": None, "attention_bias": None},
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
-    "glm_ocr": Family(None, text="glm_ocr_text", ties="either", tower_file="glm"),
+    "glm_ocr": Family(None, text_type="glm_ocr_text", tying_source="either", tower_file="glm"),
     "glm_ocr_text": Family(
-        _glm_ocr_text,
-        {"tie_word_embeddings": False, "head_dim": None},
-        modules={**HALVES_MODULES, **GLM4_MODULES},
+        _glm_ocr_text, {"tie_word_embeddings": False, "head_dim": None}, modules={**HALVES_MODULES, **GLM4_MODULES}
     ),
-    "glm4v_moe": Family(None, text="glm4v_moe_text", ties="either", tower_file="glm"),
+    "glm4v_moe": Family(None, text_type="glm4v_moe_text", tying_source="either", tower_file="glm"),
     "glm4v_moe_text": Family(
         _glm4v_moe_text,
         {"head_dim": None, "moe_layer_freq": 1, "use_qk_norm": None},

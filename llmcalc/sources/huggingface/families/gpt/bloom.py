@@ -34,12 +34,12 @@ def _falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
     new_architecture = _nullable_flag(config, "new_decoder_architecture")
     parallel = _nullable_flag(config, "parallel_attn")
-    norms = config.maybe("num_ln_in_parallel_attn")
+    norms = config.optional_size("num_ln_in_parallel_attn")
     if new_architecture and not parallel:
-        raise config.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
+        raise config.error("parallel_attn", parallel, "true with new_decoder_architecture")
     if parallel and not new_architecture and norms == 2:
-        raise config.wrong("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
-    kv_heads = config.maybe("num_kv_heads") or heads
+        raise config.error("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
+    kv_heads = config.optional_size("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
     has_alibi = _nullable_flag(config, "alibi")
@@ -71,16 +71,16 @@ def _nullable_flag(config: Config, name: str) -> bool:
 def _mpt(config: Config) -> Table:
     """Reads MPT as published, with ALiBi and without options that the class ignores."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
-    config.must("expansion_ratio", 4)
-    config.must("no_bias", True)
+    config.require("expansion_ratio", 4)
+    config.require("no_bias", True)
     attention_config = config.section("attn_config", ATTENTION)
-    attention_config.must("attn_type", "multihead_attention")
-    attention_config.must("alibi", True)
-    attention_config.must("qk_ln", False)
-    attention_config.close(OF_ATTENTION, config)
+    attention_config.require("attn_type", "multihead_attention")
+    attention_config.require("alibi", True)
+    attention_config.require("qk_ln", False)
+    attention_config.finish(OF_ATTENTION, config)
     network = config.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
-        raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
+        raise config.error("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
     block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
@@ -94,9 +94,9 @@ OF_ATTENTION = frozenset(
 
 def _is_newer_decoder(config_values: ConfigValues) -> bool:
     """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
-    return config_values.layers[0].parallel == "separate" or config_values.usual("num_key_value_heads") not in (
+    return config_values.layers[0].parallel == "separate" or config_values.usual_value("num_key_value_heads") not in (
         1,
-        config_values.named("num_attention_heads"),
+        config_values.first_value("num_attention_heads"),
     )
 
 
@@ -124,8 +124,8 @@ KEEPS_EVERY_HEAD = Deviation(
     "Falcon's cache",
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
-    follow=_cache_of_every_head,
-    when=_has_grouped_queries,
+    class_op=_cache_of_every_head,
+    applies_to=_has_grouped_queries,
 )
 
 
@@ -147,26 +147,26 @@ BLOOM_MODULES: Modules = {
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        ignored=field_names(
+        ignored_fields=field_names(
             "bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv"
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules=BLOOM_MODULES,
-        dropout=HIDDEN_DROPOUT,
+        dropout_fields=HIDDEN_DROPOUT,
     ),
     "falcon": Family(
         _falcon,
-        ignored=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
+        ignored_fields=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         aliases={"hidden_size": "n_embed"},
-        writes={
-            "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
+        field_writers={
+            "alibi": lambda s: s.full_attention.position is not None and s.full_attention.position.type == "alibi",
             "new_decoder_architecture": _is_newer_decoder,
             "num_ln_in_parallel_attn": _parallel_norm_count,
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         deviations=(KEEPS_EVERY_HEAD,),
         modules={
             **BLOOM_MODULES,
@@ -177,7 +177,7 @@ FAMILIES = {
             "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
             "pre_norm": "input_layernorm | ln_attn",
         },
-        dropout={"feed_forward": "hidden_dropout"},  # of the sum of both branches
+        dropout_fields={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
         _mpt,
@@ -204,6 +204,6 @@ FAMILIES = {
             "up_proj": "up_proj",
             "down_proj": "down_proj",
         },
-        dropout={},
+        dropout_fields={},
     ),
 }

@@ -13,54 +13,54 @@ from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
 def _blt(config: Config) -> Table:
-    whole, local_encoder, local_decoder = (
+    global_config, local_encoder, local_decoder = (
         config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
     width, vectors = local_encoder.size("hidden_size"), config.size("cross_attn_k")
     for section, field, expected in (
         (local_decoder, "hidden_size", width),
-        (local_decoder, "hidden_size_global", whole.size("hidden_size")),
+        (local_decoder, "hidden_size_global", global_config.size("hidden_size")),
         (local_decoder, "cross_attn_k", vectors),
         (local_encoder, "cross_attn_k", vectors),
     ):
         if section.size(field) != expected:
-            raise section.wrong(field, section.size(field), f"{expected}, as the parts around it have")
+            raise section.error(field, section.size(field), f"{expected}, as the parts around it have")
     if local_encoder.flag("cross_attn_all_layers") and local_encoder.size("num_hidden_layers") > 1:
-        raise local_encoder.wrong("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
-    window = config.maybe("local_attention_window_len")
+        raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
+    window = config.optional_size("local_attention_window_len")
     window_field = {} if window is None else {"sliding_window": window}
     is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
-    if is_by_entropy and config.maybe("max_patch_length") is not None:
-        raise config.wrong("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
+    if is_by_entropy and config.optional_size("max_patch_length") is not None:
+        raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
     streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
         "local_size": width,
         "vectors": vectors,
-        "projected": vectors * width != whole.size("hidden_size"),
+        "projected": vectors * width != global_config.size("hidden_size"),
         "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
         * config.size("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
-        "encoder": _layers(local_encoder, window_field),
-        "reads": _reading(local_encoder),
-        "decoder": _layers(local_decoder, window_field),
-        "writes": _reading(local_decoder),
+        "encoder": _layers_of_llama(local_encoder, window_field),
+        "reads": _cross_attention(local_encoder),
+        "decoder": _layers_of_llama(local_decoder, window_field),
+        "writes": _cross_attention(local_decoder),
         "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
         "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
     }
     if config.flag("patch_in_forward"):
         patcher = config.section("patcher_config", SECTIONS["patcher"])
-        own_window, vocab = patcher.maybe("sliding_window"), config.size("vocab_size")
+        patcher_window, vocab = patcher.optional_size("sliding_window"), config.size("vocab_size")
         if patcher.size("vocab_size") < vocab:
-            raise patcher.wrong("vocab_size", patcher.size("vocab_size"), f"at least {vocab}, the model's vocabulary")
+            raise patcher.error("vocab_size", patcher.size("vocab_size"), f"at least {vocab}, the model's vocabulary")
         streams["patcher"] = {
-            **_layers(patcher, {} if own_window is None else {"sliding_window": own_window}),
+            **_layers_of_llama(patcher, {} if patcher_window is None else {"sliding_window": patcher_window}),
             "vocab_size": patcher.size("vocab_size"),
             "hidden_size": patcher.size("hidden_size"),
             "norm": rmsnorm(patcher.number("rms_norm_eps")),
         }
         streams["patcher_runs"] = is_by_entropy
-        patcher.close(frozenset(patcher.defaults), config)
+        patcher.finish(frozenset(patcher.defaults), config)
     if is_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
@@ -68,14 +68,14 @@ def _blt(config: Config) -> Table:
         )
     config.fields_read.add("patcher_config")
     _check_vocabulary(config, local_encoder)
-    layers = _layers(whole)
-    for section in (whole, local_encoder, local_decoder):
-        section.close(frozenset(section.defaults), config)
-    sizes: Table = {} if width == whole.size("hidden_size") else {"embedding_size": width}
-    stack = {**layers, "streams": streams, **({"input_size": width} if sizes else {})}
+    layers = _layers_of_llama(global_config)
+    for section in (global_config, local_encoder, local_decoder):
+        section.finish(frozenset(section.defaults), config)
+    embedding_fields: Table = {} if width == global_config.size("hidden_size") else {"embedding_size": width}
+    stack = {**layers, "streams": streams, **({"input_size": width} if embedding_fields else {})}
     block = stack.pop("block")
-    sized = config.with_fields(hidden_size=whole.size("hidden_size"))
-    table = decoder(sized, block, None, stack=stack, **sizes)
+    sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
+    table = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
     return {**table, "max_position_embeddings": local_encoder.size("max_position_embeddings")}
 
 
@@ -83,20 +83,20 @@ def _check_vocabulary(config: Config, local_encoder: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
     rows, vocab = local_encoder.size("vocab_size"), config.size("vocab_size")
     if rows != vocab:
-        raise local_encoder.wrong("vocab_size", rows, f"{vocab}, the vocabulary of the head")
+        raise local_encoder.error("vocab_size", rows, f"{vocab}, the vocabulary of the head")
 
 
-def _layers(config: Config, fields: Table | None = None) -> Table:
+def _layers_of_llama(config: Config, fields: Table | None = None) -> Table:
     """Returns layers of Llama's kind. fields: further fields of their attention."""
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
-    config.divided("num_attention_heads", hidden, heads)
-    config.must("dropout", 0, 0.0, None)
-    network = glu(config, width=config.maybe("intermediate_size") or int(8 * hidden / 3))
+    config.quotient("num_attention_heads", hidden, heads)
+    config.require("dropout", 0, 0.0, None)
+    network = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
     block = layer_table(attention(config, **(fields or {})), network, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
 
 
-def _reading(config: Config) -> Table:
+def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
     mixer = {name: value for name, value in attention(config).items() if name != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
@@ -164,8 +164,8 @@ FAMILIES = {
     "blt": Family(
         _blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
-        ignored=frozenset({"max_position_embeddings"}),
+        ignored_fields=frozenset({"max_position_embeddings"}),
         modules=MODULES,
-        quirks=Quirks(reads_values=EVERY, counted_as={"use_cache": False}),
-    ),
+        quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
+    )
 }

@@ -6,7 +6,7 @@ transformers: models/cpmant.
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, layer_table, rmsnorm
@@ -24,21 +24,17 @@ def _cpmant(config: Config) -> Table:
     heads = config.size("num_attention_heads")
     segments = config.size("segment_types")
     if segments > MOST_SEGMENTS:
-        raise config.wrong("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
+        raise config.error("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
     prompts = config.size("prompt_types")
     if prompts < FEWEST_PROMPTS:
-        raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
+        raise config.error("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
     block = layer_table(
         {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
         {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
         norm,
     )
     stack = {
-        "streams": {
-            "type": "prompt_tokens",
-            "prompt_types": prompts,
-            "prompt_length": config.size("prompt_length"),
-        },
+        "streams": {"type": "prompt_tokens", "prompt_types": prompts, "prompt_length": config.size("prompt_length")},
         "token_types": {"type_vocab_size": segments},
         "relative_bias": {
             "num_attention_heads": heads,
@@ -52,18 +48,20 @@ def _cpmant(config: Config) -> Table:
 
 
 WRITES: Writes = {
-    "dim_head": lambda s: s.first.block.attention.head_dim,
-    "prompt_types": lambda s: present(s.first.streams).prompt_types,
-    "prompt_length": lambda s: present(s.first.streams).prompt_length,
-    "segment_types": lambda s: present(s.first.token_types).type_vocab_size,
-    "position_bias_num_buckets": lambda s: present(s.first.relative_bias).relative_attention_num_buckets,
-    "position_bias_max_distance": lambda s: present(s.first.relative_bias).relative_attention_max_distance,
+    "dim_head": lambda s: s.first_stack.block.attention.head_dim,
+    "prompt_types": lambda s: require_present(s.first_stack.streams).prompt_types,
+    "prompt_length": lambda s: require_present(s.first_stack.streams).prompt_length,
+    "segment_types": lambda s: require_present(s.first_stack.token_types).type_vocab_size,
+    "position_bias_num_buckets": lambda s: require_present(s.first_stack.relative_bias).relative_attention_num_buckets,
+    "position_bias_max_distance": lambda s: (
+        require_present(s.first_stack.relative_bias).relative_attention_max_distance
+    ),
 }
 
 FAMILIES = {
     "cpmant": Family(
         _cpmant,
-        writes=WRITES,
+        field_writers=WRITES,
         modules={
             "layers": "encoder.layers",
             "embed_tokens": "input_embedding",
@@ -84,6 +82,6 @@ FAMILIES = {
             "down_proj": "w_out",
             "norm": "encoder.output_layernorm",
         },
-        dropout=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
-    ),
+        dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
+    )
 }

@@ -26,11 +26,11 @@ def _ctrl(config: Config) -> Table:
 FAMILIES = {
     "ctrl": Family(
         _ctrl,
-        ignored=field_names(
+        ignored_fields=field_names(
             "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),
         aliases=ALIASES,
-        writes={"dff": lambda s: s.network.intermediate_size},
+        field_writers={"dff": lambda s: s.network.intermediate_size},
         modules={
             "layers": "h",
             "embed_tokens": "w",
@@ -46,6 +46,6 @@ FAMILIES = {
             "up_proj": "0",
             "down_proj": "2",
         },
-        dropout={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
-    ),
+        dropout_fields={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
+    )
 }

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import KVCache, Op
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
 from ...family import Deviation, Family, Modules, field_names
@@ -23,8 +23,8 @@ from ...parts import (
     Table,
     architecture,
     biases,
+    class_count,
     decoder,
-    labels,
     layer_table,
     layernorm,
     learned_positions,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 def full_width_heads(config: Config, **fields: Any) -> Table:
     """Returns multi-head attention whose heads together are as wide as the model."""
     heads = config.size("num_attention_heads")
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     return {"num_attention_heads": heads, **fields}
 
 
 def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width: config field of the width."""
-    return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
+    return mlp(config.optional_size(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
 
 
 def _gpt(
@@ -73,8 +73,8 @@ def _choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
-    config.must("summary_use_proj", True)
-    config.must("summary_proj_to_labels", True)
+    config.require("summary_use_proj", True)
+    config.require("summary_proj_to_labels", True)
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 
@@ -84,14 +84,11 @@ def _gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
-        **_choice_head(config),
-    }
+    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
 
 
 def _gpt_bigcode(config: Config) -> Table:
-    config.must("add_cross_attention", False)
+    config.require("add_cross_attention", False)
     queries = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
     return _gpt(
         config,
@@ -101,23 +98,27 @@ def _gpt_bigcode(config: Config) -> Table:
 
 
 def _gpt_neo(config: Config) -> Table:
-    types, depth, window = config.get("attention_types"), config.size("num_hidden_layers"), config.size("window_size")
-    types = [[["global", "local"], 12]] if types is None else types
+    attention_types, depth, window = (
+        config.get("attention_types"),
+        config.size("num_hidden_layers"),
+        config.size("window_size"),
+    )
+    attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
-    names: list[str] = []
-    for entry in types if isinstance(types, list) else ():
+    layer_kinds: list[str] = []
+    for entry in attention_types if isinstance(attention_types, list) else ():
         match entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
                 isinstance(layer_kind, str) and layer_kind in layer_tables for layer_kind in several
             ):
-                names += several * times
+                layer_kinds += several * times
             case _:
-                names.append("")
-    if len(names) != depth or "" in names:
-        raise config.wrong(
-            "attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
+                layer_kinds.append("")
+    if len(layer_kinds) != depth or "" in layer_kinds:
+        raise config.error(
+            "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_tables, names), "position": learned_positions(config)}
+    stack = {**stack_of_variants(layer_tables, layer_kinds), "position": learned_positions(config)}
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
@@ -132,14 +133,14 @@ def _openai_gpt(config: Config) -> Table:
 
 
 def _gptj(config: Config) -> Table:
-    rotary_dim = config.maybe("rotary_dim")
+    rotary_dim = config.optional_size("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
         config,
         full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",
         head={"bias": True},
-        answers=labels(config),
+        answers=class_count(config),
     )
 
 
@@ -163,8 +164,8 @@ def _gpt_neox_japanese(config: Config) -> Table:
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
     )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
-    names = ["plain"] * (depth - 1) + ["biased"]
-    return decoder(config, block, norm, stack=stack_of_variants(layer_tables, names))
+    layer_kinds = ["plain"] * (depth - 1) + ["biased"]
+    return decoder(config, block, norm, stack=stack_of_variants(layer_tables, layer_kinds))
 
 
 ALIASES = {
@@ -194,7 +195,9 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.kinds()]
+    return [
+        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
+    ]
 
 
 def _cache_of_every_token(op: Op) -> Op:
@@ -202,7 +205,7 @@ def _cache_of_every_token(op: Op) -> Op:
 
 
 KEEPS_EVERY_TOKEN = Deviation(
-    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_cache_of_every_token
+    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", class_op=_cache_of_every_token
 )
 
 
@@ -245,9 +248,9 @@ NEOX_MODULES: Modules = {
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases=ALIASES,
-        writes={"afn": _activation_name},
+        field_writers={"afn": _activation_name},
         modules={
             **GPT2_MODULES,
             "embed_tokens": "tokens_embed",
@@ -255,23 +258,25 @@ FAMILIES = {
             "self_attn_post_norm": "ln_1",
             "mlp_post_norm": "ln_2",
         },
-        dropout=GPT2_DROPOUT,
+        dropout_fields=GPT2_DROPOUT,
     ),
-    "gpt2": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
-    "gpt-sw3": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
+    "gpt2": Family(_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT),
+    "gpt-sw3": Family(
+        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT
+    ),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
         modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
-        dropout=GPT2_DROPOUT,
+        dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
         _gpt_neo,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        writes={"attention_types": _attention_types, "window_size": lambda s: present(s.window)},
+        field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
         modules={
             **GPT2_MODULES,
@@ -281,7 +286,7 @@ FAMILIES = {
             "v_proj": "v_proj",
             "o_proj": "out_proj",
         },
-        dropout={
+        dropout_fields={
             "embedding": "embed_dropout",
             "attention": "attention_dropout",
             "attention_output": "resid_dropout",
@@ -290,7 +295,7 @@ FAMILIES = {
     ),
     "gptj": Family(
         _gptj,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules={
             **GPT2_MODULES,
@@ -303,11 +308,11 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
-        dropout=GPT2_DROPOUT,
+        dropout_fields=GPT2_DROPOUT,
     ),
     "codegen": Family(
         _gptj,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules={
             **GPT2_MODULES,
@@ -319,19 +324,19 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
-        dropout=GPT2_DROPOUT,
+        dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
         _gpt_neox,
-        ignored=NO_COUNT,
-        writes={"rotary_pct": "partial_rotary_factor"},
+        ignored_fields=NO_COUNT,
+        field_writers={"rotary_pct": "partial_rotary_factor"},
         modules=NEOX_MODULES,
-        dropout={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
+        dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
-        dropout=HIDDEN_DROPOUT,
+        dropout_fields=HIDDEN_DROPOUT,
     ),
 }

@@ -17,7 +17,7 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, lay
 
 def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
-    config.divided("attention_heads", config.size("hidden_size"), heads)
+    config.quotient("attention_heads", config.size("hidden_size"), heads)
     network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO), **mixing}, {**network, "sub_norm": norm}, norm
@@ -26,7 +26,7 @@ def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
 
 
 def _kosmos2(config: Config) -> Table:
-    config.must("add_cross_attention", False)
+    config.require("add_cross_attention", False)
     return _kosmos(config, {}, sub_norm=layernorm(config.number("layer_norm_eps")))
 
 
@@ -53,28 +53,20 @@ MODULES: Modules = {
 FAMILIES = {
     "kosmos-2": Family(
         None,
-        text="kosmos_2_text_model",
-        ties="either",
+        text_type="kosmos_2_text_model",
+        tying_source="either",
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
     "kosmos_2_text_model": Family(
-        _kosmos2,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        modules=MODULES,
-        dropout=BART_DROPOUT,
+        _kosmos2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
     ),
     "kosmos-2.5": Family(
         None,
-        text="kosmos_2_5_text_model",
-        ties="text",
+        text_type="kosmos_2_5_text_model",
+        tying_source="text",
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
     "kosmos_2_5_text_model": Family(
-        _kosmos2_5,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        modules=MODULES,
-        dropout=BART_DROPOUT,
+        _kosmos2_5, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
     ),
 }

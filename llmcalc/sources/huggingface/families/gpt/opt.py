@@ -26,14 +26,14 @@ def _opt(config: Config) -> Table:
         norm,
         "pre" if pre_norm else "post",
     )
-    width = config.maybe("word_embed_proj_dim") or hidden
+    width = config.optional_size("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if width == hidden else {"embedding_size": width}
     return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **embedding_fields)
 
 
 def _xglm(config: Config) -> Table:
-    config.must("add_cross_attention", False)
+    config.require("add_cross_attention", False)
     return _fairseq(
         config, "ffn_dim", "activation_function", {"type": "sinusoidal"}, float32_softmax=False, floors_scores=True
     )
@@ -73,27 +73,27 @@ OPT_MODULES: Modules = {
 FAMILIES = {
     "opt": Family(
         _opt,
-        ignored=NO_COUNT,
-        writes={
+        ignored_fields=NO_COUNT,
+        field_writers={
             "do_layer_norm_before": _has_pre_norm,
-            "_remove_final_layer_norm": lambda s: _has_pre_norm(s) and s.main.final_norm is None,
+            "_remove_final_layer_norm": lambda s: _has_pre_norm(s) and s.main_stack.final_norm is None,
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },
         modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
-        dropout={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
+        dropout_fields={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
     "xglm": Family(
         _xglm,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
-        dropout=BART_DROPOUT,
+        dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
         _biogpt,
-        ignored=NO_COUNT,
+        ignored_fields=NO_COUNT,
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
-        dropout={**BERT_DROPOUT, "activation": "activation_dropout"},
+        dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},
     ),
 }

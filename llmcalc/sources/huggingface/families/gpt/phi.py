@@ -20,24 +20,24 @@ def _phi3(config: Config) -> Table:
 
 def _phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
+    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
 def _persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
-    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
+    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    normed = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     mixer = attention(
-        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **normed
+        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
     )
     side_by_side = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
     return decoder(
@@ -49,12 +49,8 @@ def _stablelm(config: Config) -> Table:
 
 def _starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(config, sliding_window=config.maybe("sliding_window"), **biases(bias, *QKVO))
-    return decoder(
-        config,
-        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm),
-        norm,
-    )
+    mixer = attention(config, sliding_window=config.optional_size("sliding_window"), **biases(bias, *QKVO))
+    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm)
 
 
 def _jais2(config: Config) -> Table:
@@ -77,14 +73,18 @@ FAMILIES = {
         _phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
-        writes={**UNPADDED, **PARTIAL_ROTARY},
+        field_writers={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
-        dropout={"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
+        dropout_fields={
+            "attention": "attention_dropout",
+            "attention_output": "resid_pdrop",
+            "feed_forward": "resid_pdrop",
+        },
     ),
     "phi": Family(
         _phi,
         {"head_dim": None},
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
         modules={
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
@@ -94,7 +94,7 @@ FAMILIES = {
             "down_proj": "fc2",
             "pre_norm": "input_layernorm",
         },
-        dropout={
+        dropout_fields={
             "embedding": "embd_pdrop",
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",
@@ -103,8 +103,8 @@ FAMILIES = {
     ),
     "persimmon": Family(
         _persimmon,
-        ignored=frozenset({"num_key_value_heads"}),
-        writes=PARTIAL_ROTARY,
+        ignored_fields=frozenset({"num_key_value_heads"}),
+        field_writers=PARTIAL_ROTARY,
         modules={
             "norm": "final_layernorm",
             "q_proj": "query_key_value/3",
@@ -116,28 +116,28 @@ FAMILIES = {
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
         },
-        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
+        dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(
         _stablelm,
         {"head_dim": None},
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
-        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
+        dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "starcoder2": Family(
         _starcoder2,
         {"head_dim": None},
         frozenset({"mlp_type", "norm_type"}),
-        writes={"use_bias": lambda s: s.network.up_bias},
+        field_writers={"use_bias": lambda s: s.network.up_bias},
         modules={"up_proj": "c_fc", "down_proj": "c_proj"},
-        dropout={
+        dropout_fields={
             "embedding": "embedding_dropout",
             "attention": "attention_dropout",
             "attention_output": "residual_dropout",
             "feed_forward": "residual_dropout",
         },
     ),
-    "jais2": Family(_jais2, ignored=frozenset({"rope_interleaved"})),
+    "jais2": Family(_jais2, ignored_fields=frozenset({"rope_interleaved"})),
 }

@@ -31,7 +31,7 @@ FAMILIES = {
     "bitnet": Family(_bitnet, modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"}),
     "nanochat": Family(
         _nanochat,
-        ignored=frozenset({"logits_soft_cap", "qkv_bias"}),
+        ignored_fields=frozenset({"logits_soft_cap", "qkv_bias"}),
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

@@ -13,13 +13,10 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 
 def _chameleon(config: Config) -> Table:
-    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config,
-        head_dim=None,
-        **biases(config.get("attention_bias") is True, *QKVO),
-        **qk_norm(layernorm(), "per_head"),
+        config, head_dim=None, **biases(config.get("attention_bias") is True, *QKVO), **qk_norm(layernorm(), "per_head")
     )
     placement = "output" if config.get("swin_norm") is True else "pre"
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
@@ -29,9 +26,9 @@ def _chameleon(config: Config) -> Table:
 FAMILIES = {
     "chameleon": Family(
         _chameleon,
-        towers="Chameleon",
+        tower_class_prefixes="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
-    ),
+    )
 }

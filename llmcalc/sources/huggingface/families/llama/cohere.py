@@ -56,15 +56,15 @@ def _layer_norm(config: Config) -> Table:
 
 def _cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    normed = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
-    return _parallel_decoder(config, attention(config, **_attention_biases(config), **normed), glu(config), norm)
+    qk_norms = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    return _parallel_decoder(config, attention(config, **_attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _cohere2(config: Config) -> Table:
-    config.must("use_qk_norm", None, False)
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 4)
+    config.require("use_qk_norm", None, False)
+    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4)
     mixer = attention(config, **_attention_biases(config))
-    if config.maybe("sliding_window") is None:
+    if config.optional_size("sliding_window") is None:
         del mixer["position"]
     return _parallel_decoder(
         config,
@@ -76,30 +76,30 @@ def _cohere2(config: Config) -> Table:
 
 
 def _cohere2_moe(config: Config) -> Table:
-    config.must("use_qk_norm", None, False)
+    config.require("use_qk_norm", None, False)
     depth, dense_layers = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     if dense_layers > depth:
-        raise config.wrong("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
+        raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
     dense_period = config.size("prefix_dense_sliding_window_pattern")
-    period = config.maybe("sliding_window_pattern") or 4
-    window = config.maybe("sliding_window")
-    default = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
-    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    period = config.optional_size("sliding_window_pattern") or 4
+    window = config.optional_size("sliding_window")
+    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     network_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
         ["dense"] * dense_layers + ["sparse"] * (depth - dense_layers),
     )
-    shared_count = config.count("num_shared_experts")
+    shared_expert_count = config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=shared_count * config.size("intermediate_size")) if shared_count else None,
+        glu(config, width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    dense_network = {"type": "mlp", **glu(config, width=config.maybe("prefix_dense_intermediate_size"))}
+    dense_network = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
     variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
         windows: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
@@ -124,17 +124,17 @@ def _cohere2_moe(config: Config) -> Table:
 def _cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.data.get("rope_parameters")
-    tables = rope_parameters if isinstance(rope_parameters, dict) else {}
-    window = config.maybe("sliding_window")
-    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers"))
+    rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
+    window = config.optional_size("sliding_window")
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers"))
     layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, layer_kind in FULL_OR_SLIDING.items():
         layer_tables[layer_kind]["position"] = (
-            "none" if field in tables and tables[field] is None else rope(config, kind=field)
+            "none" if field in rope_tables and rope_tables[field] is None else rope(config, layer_kind=field)
         )
-    if "sliding" in names and window is None:
-        raise config.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, names)
+    if "sliding" in layer_kinds and window is None:
+        raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
+    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, layer_kinds)
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )
@@ -157,20 +157,20 @@ def _rms_eps(config_values: ConfigValues) -> float:
 
 
 FAMILIES = {
-    "aya_vision": Family(None, text="cohere2", tower_file="siglip"),
-    "cohere2_vision": Family(None, text="cohere2", tower_file="siglip"),
-    "cohere_compass": Family(None, text="cohere_compass_text", tower_file="qwen"),
-    "cohere_compass_text": Family(_cohere_compass, ignored=IGNORED | {"sliding_window_pattern"}),
-    "cohere": Family(_cohere, ignored=IGNORED),
+    "aya_vision": Family(None, text_type="cohere2", tower_file="siglip"),
+    "cohere2_vision": Family(None, text_type="cohere2", tower_file="siglip"),
+    "cohere_compass": Family(None, text_type="cohere_compass_text", tower_file="qwen"),
+    "cohere_compass_text": Family(_cohere_compass, ignored_fields=IGNORED | {"sliding_window_pattern"}),
+    "cohere": Family(_cohere, ignored_fields=IGNORED),
     "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
         _cohere2_moe,
         {"first_k_dense_replace": 0, "use_qk_norm": None},
         IGNORED,
-        writes={
+        field_writers={
             "rms_norm_eps": _rms_eps,
             "expert_selection_fn": lambda s: s.moe.router.scoring_func,
-            "prefix_dense_intermediate_size": lambda s: s.dense.intermediate_size,
+            "prefix_dense_intermediate_size": lambda s: s.dense_network.intermediate_size,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
         },
     ),

@@ -20,8 +20,8 @@ def _cosmos3_edge_text(config: Config) -> Table:
 FAMILIES = {
     "cosmos3_edge": Family(
         None,
-        text="cosmos3_edge_text",
-        ties="never",
+        text_type="cosmos3_edge_text",
+        tying_source="never",
         uncounted_encoders={"vision_config": "cosmos3_edge_vision"},
     ),
     "cosmos3_edge_text": Family(_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),

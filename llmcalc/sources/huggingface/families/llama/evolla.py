@@ -29,7 +29,7 @@ def _evolla(config: Config) -> Table:
     width = config.size("hidden_size")
     depth = config.size("num_hidden_layers")
     heads = config.size("num_attention_heads")
-    config.divided("num_attention_heads", width, heads)
+    config.quotient("num_attention_heads", width, heads)
     block = layer_table(
         attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
     )
@@ -54,13 +54,13 @@ def _evolla(config: Config) -> Table:
 FAMILIES = {
     "evolla": Family(
         _evolla,
-        ignored=frozenset(
+        ignored_fields=frozenset(
             {
                 "aligner_attention_probs_dropout_prob",
                 *(f"resampler_{name}" for name in ("depth", "dim_head", "heads", "num_latents", "ff_mult")),
             }
         ),
-        towers="Evolla",
+        tower_class_prefixes="Evolla",
         uncounted_encoders={"protein_encoder_config": "SaProt"},
         uncounted_modules="protein_encoder + model.protein_encoder",
         modules={
@@ -77,5 +77,5 @@ FAMILIES = {
             "adapter.mlp_pre_norm": "ff.norm",
             "adapter.mlp_gate": "gate_ffw",
         },
-    ),
+    )
 }

@@ -31,7 +31,7 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 def _attention_kinds(config: Config) -> list[str]:
     """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
     depth, pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
-    if config.maybe("sliding_window") is None or pattern in (None, 0):
+    if config.optional_size("sliding_window") is None or pattern in (None, 0):
         return ["full"] * depth
     if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
         return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
@@ -52,7 +52,7 @@ def _exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
-    window = config.maybe("sliding_window")
+    window = config.optional_size("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
     network_kinds = listed_kinds(
         config,
@@ -63,16 +63,16 @@ def _exaone_moe(config: Config) -> Table:
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [
         layer_kind == "sparse" for layer_kind in network_kinds
     ]:
-        raise config.wrong(
+        raise config.error(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
-    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=width * shared_count) if shared_count else None,
+        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     variants: Table = {}
@@ -106,9 +106,6 @@ IGNORED = field_names(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, ignored=IGNORED, writes=WINDOW),
-    "exaone_moe": Family(
-        _exaone_moe,
-        ignored=IGNORED | {"first_last_k_dense_replace"},
-    ),
+    "exaone4": Family(_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
+    "exaone_moe": Family(_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
 }

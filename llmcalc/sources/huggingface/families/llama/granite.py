@@ -84,16 +84,20 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)]
     )
-    bases = config.get("layer_rope_theta")
-    if bases is not None and (
-        not isinstance(bases, list)
-        or len(bases) < depth
-        or any(not is_number(b) or not 0 <= b <= LARGEST for b in bases)
+    rope_bases = config.get("layer_rope_theta")
+    if rope_bases is not None and (
+        not isinstance(rope_bases, list)
+        or len(rope_bases) < depth
+        or any(not is_number(b) or not 0 <= b <= LARGEST for b in rope_bases)
     ):
-        raise config.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
+        raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
-    for layer_kind, base in zip(layer_kinds, bases or [None] * depth, strict=False):
-        position = {} if base is None else {"position": {**rope(config), "rope_theta": float(base)} if base else "none"}
+    for layer_kind, rope_base in zip(layer_kinds, rope_bases or [None] * depth, strict=False):
+        position = (
+            {}
+            if rope_base is None
+            else {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
+        )
         layers.append(
             (layer_kind, {"attention": {**position, **({"sliding_window": window} if layer_kind == "sliding" else {})}})
         )
@@ -134,22 +138,17 @@ FAMILIES = {
     "granite": Family(_granite),
     "granite4_vision": Family(
         None,
-        text="granite4_vision_text",
+        text_type="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
     "granite4_vision_text": Family(_granite, quirks=Quirks(makes_mask=EVERY)),
     "granite_docling": Family(
-        None,
-        text="granite_docling_text",
-        uncounted_encoders={"vision_config": "granite_docling_vision"},
+        None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
     "granite_docling_text": Family(_granite),
-    "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
-    "granitemoeshared": Family(_granitemoeshared, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
-    "hyperclovax": Family(
-        _hyperclovax,
-        modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
-    ),
-    "granite_swa": Family(_granite_swa, writes=BASES_WRITES),
-    "granitemoe_swa": Family(_granitemoe_swa, writes=BASES_WRITES, modules=GRANITE_MODULES),
+    "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier_names=GRANITE_EARLIER),
+    "granitemoeshared": Family(_granitemoeshared, modules=GRANITE_MODULES, earlier_names=GRANITE_EARLIER),
+    "hyperclovax": Family(_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}),
+    "granite_swa": Family(_granite_swa, field_writers=BASES_WRITES),
+    "granitemoe_swa": Family(_granitemoe_swa, field_writers=BASES_WRITES, modules=GRANITE_MODULES),
 }

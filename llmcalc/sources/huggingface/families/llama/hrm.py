@@ -17,20 +17,20 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 def _hrm_text(config: Config) -> Table:
     cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
-    depth = config.maybe("num_layers_per_stack") or config.size("num_hidden_layers")
+    depth = config.optional_size("num_layers_per_stack") or config.size("num_hidden_layers")
     if 2 * depth > MOST_KINDS or depth * cycles * (low_cycles + 1) > MOST_LAYERS:
-        raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
+        raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
     low_names, high_names = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
-    names = [*low_names * low_cycles, *high_names] * cycles
+    layer_kinds = [*low_names * low_cycles, *high_names] * cycles
     stack = {
-        "num_hidden_layers": len(names),
+        "num_hidden_layers": len(layer_kinds),
         "variants": {name: {} for name in (*low_names, *high_names)},
-        "first_layers": names,
-        "pattern": names[-1:],
+        "first_layers": layer_kinds,
+        "pattern": layer_kinds[-1:],
         "shared_layers": [*low_names, *high_names],
         "second_stream": {},
     }
@@ -42,11 +42,11 @@ FAMILIES = {
     "hrm_text": Family(
         _hrm_text,
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
-        earlier={
+        earlier_names={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},
             "self_attn.o_proj": "attn.o_proj",
             "mlp.gate_proj": "mlp.gate_up_proj",
             "mlp.up_proj": "mlp.gate_up_proj",
         },
-    ),
+    )
 }

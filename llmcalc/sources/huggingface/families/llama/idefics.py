@@ -23,19 +23,19 @@ IMAGE_WIDTH = 768
 def _idefics(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     interval = config.size("cross_layer_interval")
-    config.divided("cross_layer_interval", depth, interval)
+    config.quotient("cross_layer_interval", depth, interval)
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
     width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
-    image: Table = {
+    image_layer: Table = {
         "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
         **({} if width == config.size("hidden_size") else {"source_size": width}),
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
-    names = (["image"] + ["block"] * interval) * (depth // interval)
-    stack = {"variants": {"image": image}, "num_hidden_layers": len(names), **layer_pattern(names)}
+    layer_kinds = (["image"] + ["block"] * interval) * (depth // interval)
+    stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
     vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
 
@@ -48,17 +48,17 @@ def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 
 def _image_layer(config_values: ConfigValues) -> Any:
     """Returns the layer that attends to images."""
-    return config_values.first.variants["image"]
+    return config_values.first_stack.variants["image"]
 
 
 def _image_layer_interval(config_values: ConfigValues) -> int:
     """Returns the number of Llama's layers between layers that attend to images."""
-    names = config_values.first.layer_names()
-    return names.count("block") // max(1, names.count("image"))
+    layer_kinds = config_values.first_stack.layer_names()
+    return layer_kinds.count("block") // max(1, layer_kinds.count("image"))
 
 
 WRITES: Writes = {
-    "num_hidden_layers": lambda s: s.first.layer_names().count("block"),
+    "num_hidden_layers": lambda s: s.first_stack.layer_names().count("block"),
     "cross_layer_interval": _image_layer_interval,
     "alpha_type": lambda s: "vector" if _image_layer(s).gate_per_feature else "float",
     "qk_layer_norms": lambda s: _image_layer(s).attention.qk_norm is not None,
@@ -68,11 +68,11 @@ WRITES: Writes = {
 FAMILIES = {
     "idefics": Family(
         _idefics,
-        towers="Idefics",
+        tower_class_prefixes="Idefics",
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
-        writes=WRITES,
-        quirks=Quirks(reads_values=EVERY, more_inputs=_empty_image_arguments),
+        field_writers=WRITES,
+        quirks=Quirks(reads_values=EVERY, further_inputs=_empty_image_arguments),
         modules={
             "layers.image": "gated_cross_attn_layers",
             "cross_attn_pre_norm": "input_layernorm",
@@ -82,6 +82,6 @@ FAMILIES = {
             "mlp_gate": "alpha_dense",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
-    ),
+        dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
+    )
 }

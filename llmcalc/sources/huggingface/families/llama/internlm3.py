@@ -14,15 +14,15 @@ from .llama import llama_like
 def _internlm3(config: Config) -> Table:
     """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
     bias = config.flag("attention_bias")
-    config.must("mlp_bias", bias)
+    config.require("mlp_bias", bias)
     return llama_like(config, attention(config, **biases(bias, *QKVO)), bias)
 
 
 def _iquestcoder(config: Config) -> Table:
     if config.has("use_sliding_window"):
-        config.must("use_sliding_window", False)
+        config.require("use_sliding_window", False)
     if config.has("clip_qkv"):
-        config.must("clip_qkv", None)
+        config.require("clip_qkv", None)
     return llama_like(
         config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )
@@ -30,5 +30,5 @@ def _iquestcoder(config: Config) -> Table:
 
 FAMILIES = {
     "internlm3": Family(_internlm3, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
-    "iquestcoder": Family(_iquestcoder, ignored=frozenset({"max_window_layers"})),
+    "iquestcoder": Family(_iquestcoder, ignored_fields=frozenset({"max_window_layers"})),
 }

@@ -36,10 +36,10 @@ def llama_like(
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, network or glu(config, mlp_bias), norm)
-    return decoder(config, block, norm, stack=sliding(config, by_layer))
+    return decoder(config, block, norm, stack=sliding_variants(config, by_layer))
 
 
-def sliding(config: Config, by_layer: bool = False) -> Table:
+def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     """Returns the variants `sliding` and `full`, from `layer_types` or use_sliding_window and max_window_layers.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
@@ -47,16 +47,19 @@ def sliding(config: Config, by_layer: bool = False) -> Table:
     """
     if "sliding_window" not in config.defaults:
         return {}
-    depth, window = config.size("num_hidden_layers"), config.maybe("sliding_window")
+    depth, window = config.size("num_hidden_layers"), config.optional_size("sliding_window")
     first_sliding = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    names = ["full" if i < first_sliding else "sliding" for i in range(depth)]
+    layer_kinds = ["full" if i < first_sliding else "sliding" for i in range(depth)]
     if by_layer or "layer_types" in config.defaults:
-        names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, names)
+        layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None or not uses_window:
         return {}
     variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    return {"variants": {name: variant for name, variant in variants.items() if name in names}, **layer_pattern(names)}
+    return {
+        "variants": {name: variant for name, variant in variants.items() if name in layer_kinds},
+        **layer_pattern(layer_kinds),
+    }
 
 
 def _llama(config: Config) -> Table:
@@ -96,16 +99,12 @@ def _cwm(config: Config) -> Table:
 FAMILIES = {
     "llama": Family(
         _llama,
-        ignored=field_names(
+        ignored_fields=field_names(
             "activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler"
         ),
     ),
-    "mistral": Family(_mistral, writes=WINDOW),
-    "qwen2": Family(
-        _qwen2,
-        {"head_dim": None},
-        frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
-    ),
+    "mistral": Family(_mistral, field_writers=WINDOW),
+    "qwen2": Family(_qwen2, {"head_dim": None}, frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"})),
     "qwen3": Family(_qwen3),
     "cwm": Family(_cwm),
 }

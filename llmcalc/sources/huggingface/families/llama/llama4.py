@@ -41,12 +41,12 @@ def _llama4_text(config: Config) -> Table:
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
     positions = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
-    ranges = listed_kinds(
+    attention_kinds = listed_kinds(
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in positions]
     )
     chunk = (
         {}
-        if config.maybe("attention_chunk_size") is None
+        if config.optional_size("attention_chunk_size") is None
         else {"attention_chunk_size": config.size("attention_chunk_size")}
     )
     attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
@@ -77,7 +77,8 @@ def _llama4_text(config: Config) -> Table:
     networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
-        f"{attention_range}_{position_kind}" for attention_range, position_kind in zip(ranges, positions, strict=True)
+        f"{attention_range}_{position_kind}"
+        for attention_range, position_kind in zip(attention_kinds, positions, strict=True)
     ]
     return decoder(
         config,
@@ -94,7 +95,7 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
     ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
     if len(ropes) != depth:
-        raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
+        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
     return ropes
 
 
@@ -106,18 +107,18 @@ EVERY_EXPERT = Deviation(
     "Llama 4's experts",
     "every expert runs on every token, with zeros for tokens that are not routed to it",
     "forward_flops",
-    follow=every_expert,
+    class_op=every_expert,
 )
 
 
 FAMILIES = {
     "llama4_text": Family(
         _llama4_text,
-        ignored=frozenset({"for_llm_compressor"}),
-        writes={
+        ignored_fields=frozenset({"for_llm_compressor"}),
+        field_writers={
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,
-            "moe_layers": lambda s: s.with_experts(),
+            "moe_layers": lambda s: s.expert_layers(),
             "use_qk_norm": _qk_normed,
         },
         deviations=(EVERY_EXPERT,),
@@ -125,8 +126,8 @@ FAMILIES = {
     ),
     "llama4": Family(
         None,
-        text="llama4_text",
-        ties="text",
+        text_type="llama4_text",
+        tying_source="text",
         modules={
             "towers.vision_adapter": "vision_model.vision_adapter.mlp",
             "towers.vision_adapter.map_1": "fc1",

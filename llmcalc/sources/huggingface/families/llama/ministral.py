@@ -21,7 +21,7 @@ FAMILIES = {
     "ministral3": Family(_ministral, {"layer_types": None}),
     "mistral3": Family(
         None,
-        text="mistral",
+        text_type="mistral",
         modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
         tower_file="pixtral",
     ),

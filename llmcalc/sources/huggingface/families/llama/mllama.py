@@ -21,21 +21,21 @@ def _mllama_text_model(config: Config) -> Table:
     cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
     layer: Table = layer_table(mixer, glu(config), norm)
-    image: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
-    names = ["image" if i in cross_layers else "block" for i in range(depth)]
-    if "image" in names:
+    image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
+    layer_kinds = ["image" if i in cross_layers else "block" for i in range(depth)]
+    if "image" in layer_kinds:
         config.notes.append(
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"
         )
-    stack = {"variants": {"image": image}, **layer_pattern(names)} if "image" in names else {}
+    stack = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
     return decoder(config, layer, norm, stack=stack, additional_vocab_size=IMAGE_TOKENS)
 
 
 FAMILIES = {
     "mllama": Family(
         None,
-        text="mllama_text_model",
-        ties="never",
+        text_type="mllama_text_model",
+        tying_source="never",
         uncounted_encoders={"vision_config": "mllama_vision_model"},
     ),
     "mllama_text_model": Family(
@@ -46,6 +46,6 @@ FAMILIES = {
             "mlp_gate": "cross_attn_mlp_gate",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout={"attention": "dropout"},
+        dropout_fields={"attention": "dropout"},
     ),
 }

@@ -24,14 +24,14 @@ def _molmo2_text(config: Config) -> Table:
 FAMILIES = {
     "molmo2": Family(
         None,
-        text="molmo2_text",
-        ties="never",
+        text_type="molmo2_text",
+        tying_source="never",
         uncounted_encoders={"vision_config": "molmo2_vision", "adapter_config": "molmo2_adapter"},
     ),
     "molmo2_text": Family(
         _molmo2_text,
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
-        earlier={
+        earlier_names={
             **{f"self_attn.{leaf}": "self_attn.att_proj" for leaf in ("q_proj", "k_proj", "v_proj")},
             "self_attn.o_proj": "self_attn.attn_out",
             "mlp.gate_proj": "mlp.ff_proj",

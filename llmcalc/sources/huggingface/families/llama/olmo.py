@@ -67,9 +67,9 @@ def _flex_olmo(config: Config) -> Table:
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
-    "olmo": Family(_olmo, ignored=IGNORED),
-    "olmo2": Family(_olmo2, ignored=IGNORED),
-    "olmo3": Family(_olmo3, ignored=IGNORED),
-    "olmoe": Family(_olmoe, ignored=IGNORED),
-    "flex_olmo": Family(_flex_olmo, ignored=IGNORED, writes=UNPADDED),
+    "olmo": Family(_olmo, ignored_fields=IGNORED),
+    "olmo2": Family(_olmo2, ignored_fields=IGNORED),
+    "olmo3": Family(_olmo3, ignored_fields=IGNORED),
+    "olmoe": Family(_olmoe, ignored_fields=IGNORED),
+    "flex_olmo": Family(_flex_olmo, ignored_fields=IGNORED, field_writers=UNPADDED),
 }

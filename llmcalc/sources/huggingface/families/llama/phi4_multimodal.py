@@ -28,8 +28,8 @@ FAMILIES = {
             lm_head_bias mlp_bias speech_lora vision_config vision_lora
             """
         ),
-        towers="Phi4Multimodal",
-        alone=False,
+        tower_class_prefixes="Phi4Multimodal",
+        has_text_class=False,
         modules={
             **PHI3_MODULES,
             "towers.image_processor": "embed_tokens_extend.image_embed.img_processor",
@@ -66,5 +66,5 @@ FAMILIES = {
             "towers.convolution.out_proj": "ext_pw_conv_1d",
         },
         tower_file="audio",
-    ),
+    )
 }

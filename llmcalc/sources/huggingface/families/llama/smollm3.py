@@ -39,14 +39,14 @@ def _pre_norm_decoder(
 
 def _smollm3(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
-    window = config.maybe("sliding_window")
+    window = config.optional_size("sliding_window")
     flags = config.get("no_rope_layers")
     period = config.size("no_rope_layer_interval")
     has_rope = (
         config.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]
     )
     if len(has_rope) < depth:
-        raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1")
+        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
     attention_kinds = listed_kinds(
         config,
@@ -54,14 +54,14 @@ def _smollm3(config: Config) -> Table:
         FULL_OR_SLIDING,
         ["full" if has_rope[i] or not uses_sliding_window else "sliding" for i in range(depth)],
     )
-    names, variants = [], {}
+    layer_kinds, variants = [], {}
     for i, attention_kind in enumerate(attention_kinds):
         windows: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
-        names.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
-        variants[names[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
+        layer_kinds.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        variants[layer_kinds[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return _pre_norm_decoder(
-        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)}
+        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(layer_kinds)}
     )
 
 
@@ -73,38 +73,38 @@ def _seed_oss(config: Config) -> Table:
 
 
 def _arcee(config: Config) -> Table:
-    act = config.choice(ACTIVATIONS, "hidden_act")
+    activation = config.choice(ACTIVATIONS, "hidden_act")
     return _pre_norm_decoder(
         config,
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-        mlp(config.size("intermediate_size"), act, config.flag("mlp_bias")),
+        mlp(config.size("intermediate_size"), activation, config.flag("mlp_bias")),
     )
 
 
 def _apertus(config: Config) -> Table:
-    act = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
+    activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )
-    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), act, bias=False))
+    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
 
 
 def _helium(config: Config) -> Table:
     """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
-    config.must(
+    config.require(
         "head_dim",
-        config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
+        config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
     )
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")), float32_product=True)
 
 
 FAMILIES = {
-    "smollm3": Family(_smollm3, ignored=frozenset({"max_window_layers"}), writes=UNPADDED),
+    "smollm3": Family(_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
     "seed_oss": Family(
         _seed_oss,
-        writes={"attention_out_bias": lambda s: s.full.o_bias},
-        dropout={
+        field_writers={"attention_out_bias": lambda s: s.full_attention.o_bias},
+        dropout_fields={
             "attention": "attention_dropout",
             "attention_output": "residual_dropout",
             "feed_forward": "residual_dropout",
@@ -113,7 +113,7 @@ FAMILIES = {
     "arcee": Family(_arcee),
     "apertus": Family(
         _apertus,
-        ignored=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
+        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
         modules={
             "self_attn_pre_norm": "attention_layernorm",
             "mlp_pre_norm": "feedforward_layernorm",

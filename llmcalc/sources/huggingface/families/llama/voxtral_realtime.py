@@ -11,7 +11,7 @@ from ...parts import Table, attention, decoder, glu, rmsnorm
 
 
 def _voxtral_realtime_text(config: Config) -> Table:
-    norm, window = rmsnorm(config.number("rms_norm_eps")), config.maybe("sliding_window")
+    norm, window = rmsnorm(config.number("rms_norm_eps")), config.optional_size("sliding_window")
     block = {
         "type": "conditioned",
         "attention": attention(config, sliding_window=window),
@@ -28,8 +28,8 @@ CONDITION_RANK = 32
 FAMILIES = {
     "voxtral_realtime": Family(
         None,
-        text="voxtral_realtime_text",
-        filled={
+        text_type="voxtral_realtime_text",
+        text_defaults={
             "vocab_size": 131072,
             "hidden_size": 3072,
             "intermediate_size": 9216,
@@ -48,7 +48,7 @@ FAMILIES = {
     "voxtral_realtime_text": Family(
         _voxtral_realtime_text,
         {"tie_word_embeddings": False},
-        quirks=Quirks(more_inputs=lambda config: {"t_cond": (1, config.hidden_size)}),
+        quirks=Quirks(further_inputs=lambda config: {"t_cond": (1, config.hidden_size)}),
         modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},
     ),
 }

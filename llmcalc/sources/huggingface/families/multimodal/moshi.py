@@ -22,7 +22,7 @@ def _moshi(config: Config) -> Table:
 
 def _kyutai_speech_to_text(config: Config) -> Table:
     """Reads the decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
-    config.must("tie_word_embeddings", False)
+    config.require("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(
         f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory "
@@ -34,17 +34,13 @@ def _kyutai_speech_to_text(config: Config) -> Table:
 def _sliding_decoder(config: Config) -> Table:
     """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the FFN's gate."""
     norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
-    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     if width % 2:
-        raise config.wrong("ffn_dim", width, "an even number")
-    window = config.maybe("sliding_window")
+        raise config.error("ffn_dim", width, "an even number")
+    window = config.optional_size("sliding_window")
     block = layer_table(
         attention(config, sliding_window=window),
-        {
-            "intermediate_size": width // 2,
-            "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-            "gated": True,
-        },
+        {"intermediate_size": width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},
         norm,
     )
     return decoder(config, block, norm)
@@ -63,7 +59,7 @@ MODULES: Modules = {
 FAMILIES = {
     "moshi": Family(
         _moshi,
-        towers="MoshiForConditionalGeneration",
+        tower_class_prefixes="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
         quirks=Quirks(makes_mask=EVERY),
@@ -71,12 +67,12 @@ FAMILIES = {
     ),
     "kyutai_speech_to_text": Family(
         _kyutai_speech_to_text,
-        ignored=frozenset({"frame_size"}),
-        towers="KyutaiSpeechToTextForConditionalGeneration",
+        ignored_fields=frozenset({"frame_size"}),
+        tower_class_prefixes="KyutaiSpeechToTextForConditionalGeneration",
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",
         quirks=Quirks(
-            makes_mask=EVERY, audio_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks)
+            makes_mask=EVERY, decoder_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks)
         ),
         modules={**MODULES, "embed_tokens": "embed_tokens.embed_tokens"},
     ),

@@ -26,18 +26,25 @@ LLAVA_TOWERS = {
 
 
 FAMILIES = {
-    "llava": Family(None, ignored=OF_LLAVA, uncounted=LLAVA_TOWERS, text="llama", ties="either", tower_file="llava"),
-    "llava_next": Family(None, text="llama", tower_file="llava"),
-    "llava_onevision": Family(None, text="qwen2", ties="either", tower_file="llava"),
-    "internvl": Family(None, text="qwen2", tower_file="llava"),
-    "idefics3": Family(None, text="llama", tower_file="llava"),
-    "smolvlm": Family(None, text="llama", tower_file="llava"),
-    "qwen2_audio": Family(None, text="qwen2", ties="never", tower_file="audio"),
+    "llava": Family(
+        None,
+        ignored_fields=OF_LLAVA,
+        uncounted_fields=LLAVA_TOWERS,
+        text_type="llama",
+        tying_source="either",
+        tower_file="llava",
+    ),
+    "llava_next": Family(None, text_type="llama", tower_file="llava"),
+    "llava_onevision": Family(None, text_type="qwen2", tying_source="either", tower_file="llava"),
+    "internvl": Family(None, text_type="qwen2", tower_file="llava"),
+    "idefics3": Family(None, text_type="llama", tower_file="llava"),
+    "smolvlm": Family(None, text_type="llama", tower_file="llava"),
+    "qwen2_audio": Family(None, text_type="qwen2", tying_source="never", tower_file="audio"),
     "voxtral": Family(
         None,
-        text="llama",
-        ties="never",
-        filled={
+        text_type="llama",
+        tying_source="never",
+        text_defaults={
             "vocab_size": 131072,
             "hidden_size": 3072,
             "intermediate_size": 8192,
@@ -50,17 +57,17 @@ FAMILIES = {
         },
         tower_file="audio",
     ),
-    "llava_next_video": Family(None, text="llama", ties="either", tower_file="llava"),
-    "video_llava": Family(None, text="llama", tower_file="llava"),
+    "llava_next_video": Family(None, text_type="llama", tying_source="either", tower_file="llava"),
+    "video_llava": Family(None, text_type="llama", tower_file="llava"),
     "vipllava": Family(
         None,
-        text="llama",
+        text_type="llama",
         tower_file="llava",
         modules={"towers.multi_modal_projector.norm": "projector_layernorm"},
     ),
     "ovis2": Family(
         None,
-        text="qwen2",
+        text_type="qwen2",
         tower_file="ovis",
         modules={
             "towers.vision_tower": "vision_tower.transformer",
@@ -77,22 +84,19 @@ FAMILIES = {
         },
     ),
     "deepseek_vl": Family(
-        None,
-        text="llama",
-        tower_file="llava",
-        modules={"towers.map_1": "linear1", "towers.map_2": "linear2"},
+        None, text_type="llama", tower_file="llava", modules={"towers.map_1": "linear1", "towers.map_2": "linear2"}
     ),
-    "qianfan_ocr": Family(None, text="qwen3", tower_file="llava"),
+    "qianfan_ocr": Family(None, text_type="qwen3", tower_file="llava"),
     "video_llama_3": Family(
         None,
-        text="qwen2",
-        ties="either",
+        text_type="qwen2",
+        tying_source="either",
         tower_file="siglip",
         modules={"towers.map_1": "readout.0", "towers.map_2": "readout.2"},
     ),
     "lighton_ocr": Family(
         None,
-        text="qwen3",
+        text_type="qwen3",
         tower_file="pixtral",
         modules={
             "towers.vision_projection.map_1": "patch_merger.merging_layer",
@@ -102,13 +106,13 @@ FAMILIES = {
     ),
     "exaone4_5": Family(
         None,
-        text="exaone4",
+        text_type="exaone4",
         tower_file="qwen",
         modules={"towers.q_proj": "qkv", "towers.k_proj": "qkv", "towers.v_proj": "qkv"},
     ),
     "hyperclovax_vision_v2": Family(
         None,
-        text="hyperclovax",
+        text_type="hyperclovax",
         tower_file="qwen",
         modules={
             "towers.vision_merger": "vision_model.merger",
@@ -118,25 +122,22 @@ FAMILIES = {
             "towers.projector.map_1": "projector",
         },
     ),
-    "cosmos3_omni": Family(None, text="qwen3_vl_text", tower_file="qwen"),
-    "glm46v": Family(None, text="glm4v_text", tower_file="glm"),
-    "glmga": Family(None, text="glm4v_text", tower_file="glm"),
-    "audioflamingo3": Family(None, text="qwen2", ties="never", tower_file="audio"),
-    "musicflamingo": Family(None, text="qwen2", ties="never", tower_file="audio"),
+    "cosmos3_omni": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
+    "glm46v": Family(None, text_type="glm4v_text", tower_file="glm"),
+    "glmga": Family(None, text_type="glm4v_text", tower_file="glm"),
+    "audioflamingo3": Family(None, text_type="qwen2", tying_source="never", tower_file="audio"),
+    "musicflamingo": Family(None, text_type="qwen2", tying_source="never", tower_file="audio"),
     **{
         kind: Family(
             None,
-            text=text,
+            text_type=text,
             text_section="vlm_config",
-            projection=("embedding_dim", 128),
+            projection_size=("embedding_dim", 128),
             quirks=Quirks(makes_mask=("ForRetrieval",) if kind == "colpali" else ()),
         )
         for kind, text in (("colpali", "paligemma"), ("colqwen2", "qwen2_vl"), ("colmodernvbert", "modernvbert"))
     },
     "moss_transcribe_diarize": Family(
-        None,
-        text="qwen3",
-        tower_file="audio",
-        modules={"towers.multi_modal_projector.out_norm": "norm"},
+        None, text_type="qwen3", tower_file="audio", modules={"towers.multi_modal_projector.out_norm": "norm"}
     ),
 }

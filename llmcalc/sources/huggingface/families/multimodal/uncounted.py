@@ -9,38 +9,50 @@ from ...family import Family
 
 FAMILIES = {
     "vision-encoder-decoder": Family(
-        None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "vit"}
+        None,
+        text_type="bert",
+        text_section="decoder",
+        is_decoder=True,
+        tying_source="text",
+        uncounted_encoders={"encoder": "vit"},
     ),
     "speech-encoder-decoder": Family(
-        None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "wav2vec2"}
-    ),
-    "got_ocr2": Family(None, text="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
-    "pp_chart2table": Family(None, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
-    "fast_vlm": Family(None, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "perception_lm": Family(None, text="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "janus": Family(
         None,
-        text="llama",
-        uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"},
+        text_type="bert",
+        text_section="decoder",
+        is_decoder=True,
+        tying_source="text",
+        uncounted_encoders={"encoder": "wav2vec2"},
+    ),
+    "got_ocr2": Family(None, text_type="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
+    "pp_chart2table": Family(None, text_type="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
+    "fast_vlm": Family(
+        None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
+    ),
+    "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
+    "janus": Family(
+        None, text_type="llama", uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"}
     ),
     "deepseek_vl_hybrid": Family(
         None,
-        text="llama",
+        text_type="llama",
         uncounted_encoders={"vision_config": "siglip_vision_model", "high_res_vision_config": "sam_vision_model"},
     ),
     "idefics2": Family(
         None,
-        text="mistral",
+        text_type="mistral",
         uncounted_encoders={"vision_config": "idefics2_vision", "perceiver_config": "idefics2_perceiver"},
     ),
-    "minicpmv4_6": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}),
-    "minicpmv4_7": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}),
-    "minicpm_ocr": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
-    "nemotron_h_omni": Family(None, text="nemotron_h", ties="text", uncounted_encoders={"vision_config": "radio"}),
+    "minicpmv4_6": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}),
+    "minicpmv4_7": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}),
+    "minicpm_ocr": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
+    "nemotron_h_omni": Family(
+        None, text_type="nemotron_h", tying_source="text", uncounted_encoders={"vision_config": "radio"}
+    ),
     "nemo_speechlm": Family(
         None,
-        text="nemotron_h",
-        ties="never",
+        text_type="nemotron_h",
+        tying_source="never",
         uncounted_encoders={
             "audio_config": "nemotron3_5_transcribe_audio",
             "word_timestamp_config": "nemotron3_5_transcribe_word_timestamp",
@@ -48,18 +60,18 @@ FAMILIES = {
     ),
     "granite_speech": Family(
         None,
-        text="granite",
+        text_type="granite",
         uncounted_encoders={"encoder_config": "granite_speech_encoder", "projector_config": "blip_2_qformer"},
     ),
     "granite_speech_plus": Family(
         None,
-        text="granite",
+        text_type="granite",
         uncounted_encoders={"encoder_config": "granite_speech_plus_encoder", "projector_config": "blip_2_qformer"},
     ),
     "glmasr": Family(
         None,
-        text="llama",
-        filled={
+        text_type="llama",
+        text_defaults={
             "vocab_size": 59264,
             "hidden_size": 2048,
             "intermediate_size": 6144,
@@ -70,19 +82,19 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
-        ignored=frozenset({"text_config.rope_dim"}),  # of its own code, which rotates whole heads
+        ignored_fields=frozenset({"text_config.rope_dim"}),  # of its own code, which rotates whole heads
         uncounted_encoders={"audio_config": "glmasr_encoder"},
     ),
     "fun_asr_nano": Family(
         None,
-        text="qwen3",
+        text_type="qwen3",
         uncounted_encoders={"audio_config": "fun_asr_nano_encoder", "adaptor_config": "fun_asr_nano_adaptor"},
     ),
     "vibevoice": Family(
         None,
         {"tie_word_embeddings": False},
-        text="qwen2",
-        ties="text",
+        text_type="qwen2",
+        tying_source="text",
         uncounted_encoders={
             "audio_config": "vibevoice_acoustic_tokenizer",
             "semantic_model_config": "vibevoice_acoustic_tokenizer_encoder",
@@ -91,8 +103,8 @@ FAMILIES = {
     ),
     "vibevoice_asr": Family(
         None,
-        text="qwen2",
-        ties="never",
+        text_type="qwen2",
+        tying_source="never",
         uncounted_encoders={
             "acoustic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
             "semantic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
@@ -100,28 +112,28 @@ FAMILIES = {
     ),
     "fuyu": Family(
         None,
-        text="persimmon",
-        towers="Fuyu",
+        text_type="persimmon",
+        tower_class_prefixes="Fuyu",
         uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
     ),
-    "modernvbert": Family(None, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
-    "florence2": Family(None, text="bart", uncounted_encoders={"vision_config": "florence_vision"}),
+    "modernvbert": Family(None, text_type="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
+    "florence2": Family(None, text_type="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,
-        text="opt",
-        ties="text",
+        text_type="opt",
+        tying_source="text",
         uncounted_encoders={"vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer"},
     ),
     "instructblip": Family(
         None,
-        text="opt",
-        ties="text",
+        text_type="opt",
+        tying_source="text",
         uncounted_encoders={"vision_config": "instructblip_vision_model", "qformer_config": "instructblip_qformer"},
     ),
     "instructblipvideo": Family(
         None,
-        text="opt",
-        ties="text",
+        text_type="opt",
+        tying_source="text",
         uncounted_encoders={
             "vision_config": "instructblipvideo_vision_model",
             "qformer_config": "instructblipvideo_qformer",

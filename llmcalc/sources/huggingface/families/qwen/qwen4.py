@@ -13,7 +13,7 @@ from .....algebra import ceil_div
 from .....frozen import frozen
 from .....ops import Op
 from .....ops.sparse import EntryScores
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import (
@@ -81,7 +81,7 @@ def _qwen4(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for i, layer_kind in enumerate(layer_kinds):
         if i + 1 in inputs and layer_kind == "full":
-            raise config.wrong("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
+            raise config.error("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
         changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
         layers.append((layer_kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
     shared_fields: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
@@ -91,16 +91,16 @@ def _qwen4(config: Config) -> Table:
 
 def _indexer(config: Config, norm: Table) -> Table:
     """Returns the indexer, which every layer with attention has."""
-    config.must("indexer_kv_heads", 1)
-    budget, ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
-    if budget % ratio:
-        raise config.wrong("indexer_budget", budget, f"a multiple of indexer_compress_ratio {ratio}")
+    config.require("indexer_kv_heads", 1)
+    budget, compression_ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
+    if budget % compression_ratio:
+        raise config.error("indexer_budget", budget, f"a multiple of indexer_compress_ratio {compression_ratio}")
     return {
         "type": "mean_indexer",
         "index_n_heads": config.size("indexer_n_heads"),
         "index_head_dim": config.size("indexer_head_dim"),
-        "index_block_size": ratio,
-        "index_topk_blocks": budget // ratio,
+        "index_block_size": compression_ratio,
+        "index_topk_blocks": budget // compression_ratio,
         "norm": norm,
     }
 
@@ -110,17 +110,20 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
     listed_layers = config.get("ple_layer_ids")
     numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
-    width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest_ngram - 1) * heads_per_ngram
+    width, heads = (
+        config.optional_size("ple_embed_dim") or config.size("hidden_size"),
+        (longest_ngram - 1) * heads_per_ngram,
+    )
     least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
-    kernel = config.size("ple_conv_kernel_size")
+    kernel_size = config.size("ple_conv_kernel_size")
     if not numbers:
         return {}
     if numbers[-1] > config.size("num_hidden_layers"):
-        raise config.wrong("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
+        raise config.error("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
     if heads < 1 or width % heads:
-        raise config.wrong("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
+        raise config.error("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
     if heads * len(numbers) > MOST_TABLES or least > LARGEST_TABLE:
-        raise config.wrong("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
+        raise config.error("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
     primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
     inputs = {}
     for i, layer_number in enumerate(numbers):
@@ -131,7 +134,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
                 "ngram_heads": heads,
                 "ngram_head_dim": width // heads,
                 "streams": streams,
-                "conv_kernel_size": kernel,
+                "conv_kernel_size": kernel_size,
                 "dilation": longest_ngram,
                 "norm": norm,
             }
@@ -163,12 +166,12 @@ QUERY_BY_QUERY = Deviation(
     "Qwen4-Exp's indexer",
     "it scores the blocks of each token by themselves, without those of later tokens, which a full pass masks",
     "forward_flops",
-    follow=_visible_blocks,
+    class_op=_visible_blocks,
 )
 
 
 def _indexer_of(config_values: ConfigValues) -> Any:
-    return present(
+    return require_present(
         next((mixer.block_indexer for mixer in config_values.mixers if getattr(mixer, "block_indexer", None)), None)
     )
 
@@ -204,7 +207,7 @@ FAMILIES = {
         _qwen4,
         {"full_attention_interval": 4},
         frozenset({"mtp_num_hidden_layers"}),
-        writes={
+        field_writers={
             **PARTIAL_ROTARY,
             "layer_types": lambda s: [
                 "linear_attention" if mixer.type == "gated_delta_net" else "indexed_attention" for mixer in s.mixers
@@ -221,5 +224,5 @@ FAMILIES = {
         quirks=Quirks(reads_values=EVERY),
         deviations=(QUERY_BY_QUERY,),
     ),
-    "qwen4_exp": Family(None, text="qwen4_exp_text", tower_file="qwen", quirks=Quirks(reads_values=EVERY)),
+    "qwen4_exp": Family(None, text_type="qwen4_exp_text", tower_file="qwen", quirks=Quirks(reads_values=EVERY)),
 }

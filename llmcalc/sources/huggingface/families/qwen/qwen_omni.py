@@ -20,7 +20,7 @@ def _qwen2_5_omni_text(config: Config) -> Table:
 
 def _qwen3_omni_moe_text(config: Config) -> Table:
     """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
-    config.must("sliding_window", None)
+    config.require("sliding_window", None)
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )
@@ -54,28 +54,26 @@ QWEN3_ENCODERS = {
 FAMILIES = {
     "qwen3_asr": Family(
         None,
-        text="qwen3",
+        text_type="qwen3",
         tower_file="omni",
         modules={**SPECTRUM_ENCODER, "towers.audio_projector": "multi_modal_projector"},
     ),
     "qwen2_5_omni": Family(
         None,
-        text="qwen2_5_omni_thinker",
+        text_type="qwen2_5_omni_thinker",
         text_section="thinker_config",
         uncounted_encoders={"talker_config": "qwen2_5_omni_talker", "token2wav_config": "qwen2_5_omni_token2wav"},
     ),
-    "qwen2_5_omni_thinker": Family(None, text="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
+    "qwen2_5_omni_thinker": Family(None, text_type="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
     "qwen2_5_omni_text": Family(_qwen2_5_omni_text, {"head_dim": None}),
     "qwen3_omni_moe": Family(
         None,
-        text="qwen3_omni_moe_thinker",
+        text_type="qwen3_omni_moe_thinker",
         text_section="thinker_config",
         uncounted_encoders={"talker_config": "qwen3_omni_moe_talker", "code2wav_config": "qwen3_omni_moe_code2wav"},
     ),
-    "qwen3_omni_moe_thinker": Family(None, text="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
+    "qwen3_omni_moe_thinker": Family(None, text_type="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
     "qwen3_omni_moe_text": Family(
-        _qwen3_omni_moe_text,
-        {"head_dim": None, "tie_word_embeddings": False},
-        NO_COUNT | OF_ABSENT_LAYERS,
+        _qwen3_omni_moe_text, {"head_dim": None, "tie_word_embeddings": False}, NO_COUNT | OF_ABSENT_LAYERS
     ),
 }

@@ -40,12 +40,12 @@ OF_WRAPPER = field_names(
 )
 
 FAMILIES = {
-    "qwen2_vl": Family(None, text="qwen2_vl_text", ties="either", tower_file="qwen"),
+    "qwen2_vl": Family(None, text_type="qwen2_vl_text", tying_source="either", tower_file="qwen"),
     "qwen2_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
-    "qwen2_5_vl": Family(None, text="qwen2_5_vl_text", ties="either", tower_file="qwen"),
+    "qwen2_5_vl": Family(None, text_type="qwen2_5_vl_text", tying_source="either", tower_file="qwen"),
     "qwen2_5_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
-    "qwen3_vl": Family(None, text="qwen3_vl_text", tower_file="qwen"),
+    "qwen3_vl": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
     "qwen3_vl_text": Family(_qwen3_vl_text, {"tie_word_embeddings": False}),
-    "qwen3_vl_moe": Family(None, text="qwen3_vl_moe_text", tower_file="qwen"),
-    "qwen3_vl_moe_text": Family(qwen3_vl_moe_text, ignored=NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_vl_moe": Family(None, text_type="qwen3_vl_moe_text", tower_file="qwen"),
+    "qwen3_vl_moe_text": Family(qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
 }

@@ -12,7 +12,7 @@ from math import floor
 from typing import Any
 
 from .....components.base import LARGEST
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import (
@@ -35,14 +35,14 @@ from ...parts import (
     stack_of_kinds,
 )
 from ...writes import PARTIAL_ROTARY, UNPADDED, Writes
-from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, mla
+from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, latent_attention
 from .mamba import layer_interval, layers_of_kind
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
 def gated_delta_net(config: Config, **fields: Any) -> Table:
-    names = (
+    size_fields = (
         "linear_num_key_heads",
         "linear_num_value_heads",
         "linear_key_head_dim",
@@ -51,7 +51,7 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{name: config.size(name) for name in names if name not in fields},
+        **{name: config.size(name) for name in size_fields if name not in fields},
         "norm_eps": config.number("rms_norm_eps"),
         **fields,
     }
@@ -90,24 +90,26 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
     }
     period = config.size("full_attention_interval")
-    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    names = [layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixing, expert_flags, strict=True)]
-    stack = stack_of_kinds(layer_tables, names)
-    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, names))
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+    layer_kinds = [
+        layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
+    ]
+    stack = stack_of_kinds(layer_tables, layer_kinds)
+    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
 
 
-def _prediction_module(config: Config, names: list[str]) -> Table:
+def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
-    full_kind = next((name for name in reversed(names) if name.startswith("full")), None)
+    full_kind = next((name for name in reversed(layer_kinds) if name.startswith("full")), None)
     if layers != 1 or full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
             "num_nextn_predict_layers": 1,
             "norm": offset_rmsnorm(config.number("rms_norm_eps")),
-            **({"layer": full_kind} if len(set(names)) > 1 else {}),
+            **({"layer": full_kind} if len(set(layer_kinds)) > 1 else {}),
         }
     }
 
@@ -150,26 +152,26 @@ def linear_attention_config(config: Config, defaults: Table | None = None) -> Co
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
     outside = {name: config.size(field) for name, field in OUTSIDE.items() if name not in stated_config}
-    where = f"{config.where}linear_attn_config."
-    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, where=where)
+    location = f"{config.location}linear_attn_config."
+    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, location=location)
 
 
 def _kimi_linear(config: Config) -> Table:
-    config.must("moe_layer_freq", 1)
+    config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
-    table = with_latent(
+    table = latent_decoder(
         config,
         kda(config, linear_config),
-        mla(config, mla_use_nope=True),
+        latent_attention(config, mla_use_nope=True),
         kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
     )
-    linear_config.close(frozenset(), config)
+    linear_config.finish(frozenset(), config)
     return {**table, **prediction(config)}
 
 
 def _bailing_hybrid(config: Config) -> Table:
     """Reads Ling 3 as in transformers, without query compression."""
-    config.must("q_lora_rank", None)
+    config.require("q_lora_rank", None)
     return ling_3(config)
 
 
@@ -187,13 +189,13 @@ def ling_3(config: Config) -> Table:
     bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
-    default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
-    return with_latent(
+    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
+    return latent_decoder(
         config,
-        linear,
-        mla(config, output_gate={"per": "head"}),
-        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default),
+        linear_attention,
+        latent_attention(config, output_gate={"per": "head"}),
+        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds),
     )
 
 
@@ -212,17 +214,17 @@ def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
     }
 
 
-def with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
+def latent_decoder(config: Config, linear_attention: Table, full_attention: Table, mixer_kinds: list[str]) -> Table:
     """Returns a model with linear or latent attention per layer, and experts after the first layers.
 
     Its class never ties the head.
     """
-    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
-    mixers = {"linear": {**block, "attention": linear}, "full": {**block, "attention": full_attention}}
-    width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, width=width * shared_count) if shared_count else None
+    mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    shared_expert = glu(config, width=width * shared_expert_count) if shared_expert_count else None
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -230,15 +232,16 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
         shared_expert,
         **SIGMOID,
     )
-    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in names else {})}
+    layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {})}
     layer_tables = {
         f"{mixer_name}_{network_name}": {**mixer, "feed_forward": network}
         for mixer_name, mixer in mixers.items()
         for network_name, network in networks.items()
     }
     stack = stack_of_kinds(
-        layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixing, names, strict=True)]
+        layer_tables,
+        [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
@@ -248,15 +251,15 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
     Without either, each fourth layer has full attention.
     """
-    default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
+    default_kinds = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
         full_layers, linear_layers = linear_config.sizes("full_attn_layers"), linear_config.sizes("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
-            raise linear_config.wrong(
+            raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
             )
-        default = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
-    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+        default_kinds = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
+    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 
 def _olmo_hybrid(config: Config) -> Table:
@@ -264,15 +267,15 @@ def _olmo_hybrid(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     heads = config.size("num_attention_heads")
-    keys = config.maybe("linear_num_key_heads") or heads
-    values = config.maybe("linear_num_value_heads") or heads
-    key_dim = config.maybe("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / keys)
-    linear = gated_delta_net(
+    key_heads = config.optional_size("linear_num_key_heads") or heads
+    value_heads = config.optional_size("linear_num_value_heads") or heads
+    key_dim = config.optional_size("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / key_heads)
+    linear_attention = gated_delta_net(
         config,
-        linear_num_key_heads=keys,
-        linear_num_value_heads=values,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
         linear_key_head_dim=key_dim,
-        linear_value_head_dim=config.maybe("linear_value_head_dim") or 2 * key_dim,
+        linear_value_head_dim=config.optional_size("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
     full_attention = attention(
@@ -282,13 +285,13 @@ def _olmo_hybrid(config: Config) -> Table:
         del full_attention["position"]
     common_fields: Table = {"feed_forward": glu(config), "norm": norm}
     layer_tables: dict[str, Table] = {
-        "linear": {**common_fields, "attention": linear, "norm_placement": "pre"},
+        "linear": {**common_fields, "attention": linear_attention, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
-    default = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
-    if "full" not in default:
-        default[-1] = "full"
-    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default))
+    default_kinds = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
+    if "full" not in default_kinds:
+        default_kinds[-1] = "full"
+    stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds))
     return decoder(config, stack["block"], norm, stack=stack)
 
 
@@ -389,7 +392,7 @@ FAMILIES = {
         _qwen3_next,
         {"full_attention_interval": 4},
         IGNORED | {"use_sliding_window"},
-        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
+        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules={
             **GATED_Q_MODULES,
             **{f"linear_attn.{x}_proj": "in_proj_qkvz" for x in "qkvg"},
@@ -402,42 +405,46 @@ FAMILIES = {
         _qwen3_5,
         {"full_attention_interval": 4},
         IGNORED,
-        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
+        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5": Family(None, text="qwen3_5_text", tower_file="qwen"),
+    "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
         {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
-        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
+        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5_moe": Family(None, text="qwen3_5_moe_text", tower_file="qwen"),
+    "qwen3_5_moe": Family(None, text_type="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _kimi_linear,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING,
         aliases=KIMI_NAMES,
-        writes={**LATENT_WRITES, **UNPADDED},
+        field_writers={**LATENT_WRITES, **UNPADDED},
         modules=KDA_MODULES,
-        earlier={"forget_gate.f_a_proj": "f_a_proj", "forget_gate.f_b_proj": "f_b_proj", "mlp": "block_sparse_moe"},
+        earlier_names={
+            "forget_gate.f_a_proj": "f_a_proj",
+            "forget_gate.f_b_proj": "f_b_proj",
+            "mlp": "block_sparse_moe",
+        },
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
         {"q_lora_rank": None},
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
-        writes={
+        field_writers={
             **LATENT_WRITES,
-            "head_dim": lambda s: s.named("linear_head_dim"),
-            "short_conv_kernel_size": lambda s: s.named("linear_conv_kernel_dim"),
-            "kda_safe_gate": lambda s: s.named("kda_lower_bound") is not None,
-            "kda_lower_bound": lambda s: present(s.named("kda_lower_bound")),
+            "head_dim": lambda s: s.first_value("linear_head_dim"),
+            "short_conv_kernel_size": lambda s: s.first_value("linear_conv_kernel_dim"),
+            "kda_safe_gate": lambda s: s.first_value("kda_lower_bound") is not None,
+            "kda_lower_bound": lambda s: require_present(s.first_value("kda_lower_bound")),
             **UNPADDED,
         },
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
-        earlier={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
+        earlier_names={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
-    "olmo_hybrid": Family(_olmo_hybrid, ignored=frozenset({"partial_rotary_factor"}), writes=UNPADDED),
+    "olmo_hybrid": Family(_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED),
 }

@@ -45,17 +45,17 @@ def hybrid_attention(config: Config, **fields: Any) -> Table:
     return {"type": "attention", **attention(config, **fields)}
 
 
-def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[str]) -> Table:
+def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {name: {**layer_table, "norm": norm, "norm_placement": "pre"} for name, layer_table in layer_tables.items()},
-        names,
+        layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
 
 
-def dense(config: Config, bias: bool = False, width: int | None = None) -> Table:
+def dense_network(config: Config, bias: bool = False, width: int | None = None) -> Table:
     """Returns a gated FFN for a model that may also have experts."""
     return {"type": "mlp", **glu(config, bias, width)}
 
@@ -63,34 +63,34 @@ def dense(config: Config, bias: bool = False, width: int | None = None) -> Table
 def mamba2(config: Config, channels: int, **fields: Any) -> Table:
     """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
     heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
-    head_dim = config.divided("mamba_n_heads", channels, heads)
+    head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.wrong("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
+        raise config.error("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
         "state_size": config.size("mamba_d_state"),
         "n_groups": config.size("mamba_n_groups"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "chunk_size": config.size("mamba_chunk_size"),
     }
-    has_bias, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
+    has_bias, activation = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
         "type": "mamba2",
         **mamba_fields,
-        **kernel,
+        **convolution,
         "use_bias": has_bias,
         "out_bias": has_bias,
-        "hidden_act": act,
+        "hidden_act": activation,
         "norm": norm,
         **fields,
     }
 
 
-def _expanded(config: Config) -> int:
+def _expanded_width(config: Config) -> int:
     return config.size("mamba_expand") * config.size("hidden_size")
 
 
@@ -98,18 +98,18 @@ def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: st
     """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
     period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
     if offset >= period:
-        raise config.wrong(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
+        raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
     return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
 
 
 def _jamba(config: Config) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
     mamba_fields = {
-        "intermediate_size": _expanded(config),
+        "intermediate_size": _expanded_width(config),
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
@@ -117,12 +117,15 @@ def _jamba(config: Config) -> Table:
     mamba = {
         "type": "mamba",
         **mamba_fields,
-        **kernel,
+        **convolution,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": norm,
     }
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
-    networks = {"dense": dense(config), "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense(config)}
+    networks = {
+        "dense": dense_network(config),
+        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_network(config),
+    }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_tables = {
         f"{mixer_name}_{network_name}": {"attention": mixer, "feed_forward": network}
@@ -138,17 +141,17 @@ def _jamba(config: Config) -> Table:
 
 
 def _bamba(config: Config) -> Table:
-    network = dense(config, config.flag("mlp_bias"))
+    network = dense_network(config, config.flag("mlp_bias"))
     attention_layers = set() if config.get("attn_layer_indices") is None else set(config.sizes("attn_layer_indices"))
     mixers = {
         "attention": hybrid_attention(
             config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO)
         ),
-        "mamba": mamba2(config, _expanded(config)),
+        "mamba": mamba2(config, _expanded_width(config)),
     }
-    names = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
+    layer_kinds = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
     return mixed_decoder(
-        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
+        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, layer_kinds
     )
 
 
@@ -158,21 +161,21 @@ def _granitemoehybrid(config: Config) -> Table:
     network = (
         moe(experts, config.size("num_experts_per_tok"), glu(config), shared_network) if experts else shared_network
     )
-    config.must("position_embedding_type", None, "nope", "rope")
+    config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
         "attention": hybrid_attention(config, **position, **biases(config.flag("attention_bias"), *QKVO)),
-        "mamba": mamba2(config, _expanded(config)),
+        "mamba": mamba2(config, _expanded_width(config)),
     }
-    names = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
+    layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
     return mixed_decoder(
-        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
+        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, layer_kinds
     )
 
 
 def _falcon_h1(config: Config) -> Table:
-    expanded_width = _expanded(config)
-    channels = config.maybe("mamba_d_ssm") or expanded_width
+    expanded_width = _expanded_width(config)
+    channels = config.optional_size("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
     mixer = mamba2(
         config,
@@ -213,23 +216,23 @@ FAMILIES = {
         IGNORED
         | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
         aliases={"num_experts": "num_local_experts"},
-        writes={
+        field_writers={
             **MAMBA_WRITES,
             "mamba_dt_rank": state_space_field("time_step_rank"),
             "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
             "attn_layer_offset": lambda s: _first_index(layers_of_kind(s, "full_attention")),
-            "expert_layer_period": lambda s: layer_interval(s, s.with_experts()),
-            "expert_layer_offset": lambda s: _first_index(s.with_experts()),
-            "num_experts": lambda s: max(1, s.usual("num_experts")),
+            "expert_layer_period": lambda s: layer_interval(s, s.expert_layers()),
+            "expert_layer_offset": lambda s: _first_index(s.expert_layers()),
+            "num_experts": lambda s: max(1, s.usual_value("num_experts")),
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={**HYBRID_MODULES, "b_norm": "b_layernorm", "c_norm": "c_layernorm", "dt_norm": "dt_layernorm"},
     ),
     "bamba": Family(
         _bamba,
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
-        writes={
+        field_writers={
             **MAMBA_2_WRITES,
             "attn_layer_indices": lambda s: layers_of_kind(s, "full_attention"),
             **PARTIAL_ROTARY,
@@ -241,31 +244,31 @@ FAMILIES = {
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
         aliases={"layer_types": "layers_block_type"},
-        writes={
+        field_writers={
             **MAMBA_2_WRITES,
-            "layer_types": lambda s: s.kinds(full_attention="attention"),
+            "layer_types": lambda s: s.layer_kinds(full_attention="attention"),
             "position_embedding_type": lambda s: "rope" if any(s.positions) else None,
             "shared_intermediate_size": lambda s: (
-                s.shared.intermediate_size if s.with_experts() else s.network.intermediate_size
+                s.shared_expert.intermediate_size if s.expert_layers() else s.network.intermediate_size
             ),
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={
             **GRANITE_MODULES,
             "mlp.gate_proj": ".shared_mlp.input_linear/2",
             "mlp.up_proj": ".shared_mlp.input_linear/2",
             "mlp.down_proj": ".shared_mlp.output_linear",
         },
-        earlier=GRANITE_EARLIER,
+        earlier_names=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(
         _falcon_h1,
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
-        writes={
+        field_writers={
             **MAMBA_2_WRITES,
             "mamba_d_ssm": inner_width,
-            "mamba_rms_norm": lambda s: s.typed("mamba2").norm is not None,
+            "mamba_rms_norm": lambda s: s.part_of_type("mamba2").norm is not None,
             "mamba_norm_before_gate": state_space_field("norm_before_gate"),
             "projectors_bias": state_space_field("out_bias"),
         },

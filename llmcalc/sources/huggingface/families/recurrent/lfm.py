@@ -64,17 +64,17 @@ def _lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         width = floor(2 * width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            width_multiple, factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
-            if factor * width < 1:
-                raise config.wrong("block_ffn_dim_multiplier", factor, f"at least 1 / {width}")
-            width = -(-floor(width * factor) // width_multiple) * width_multiple
+            width_multiple, width_factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
+            if width_factor * width < 1:
+                raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {width}")
+            width = -(-floor(width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
-    names = listed_kinds(
+    layer_kinds = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
     )
     block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, names
+        {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, layer_kinds
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
@@ -99,26 +99,26 @@ def _lfm2_moe(config: Config) -> Table:
     }
     config.texts("layer_types")  # the class has no default for layer_types
     dense_layers = config.count("num_dense_layers")
-    mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
+    mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
+        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixer_kinds)]
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
 def _lfm3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
-    gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
-    mixers = _mixer_tables(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
+    mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
-        **({} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
+        **({} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
     }
-    default = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
-    names = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
+    default_kinds = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
     block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
+    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 
@@ -156,29 +156,29 @@ LFM_MODULES: Modules = {
 FAMILIES = {
     "lfm2": Family(
         _lfm2,
-        ignored=UNUSED,
-        writes={"block_auto_adjust_ff_dim": lambda s: False},
+        ignored_fields=UNUSED,
+        field_writers={"block_auto_adjust_ff_dim": lambda s: False},
         modules=LFM_MODULES,
-        dropout={},
+        dropout_fields={},
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
-        ignored=UNUSED,
-        writes={"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
+        ignored_fields=UNUSED,
+        field_writers={"use_expert_bias": lambda s: s.find_part(LinearRouter).score_correction == "buffer"},
         modules=LFM_MODULES,
-        dropout={},
+        dropout_fields={},
     ),
-    "lfm2_vl": Family(None, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
+    "lfm2_vl": Family(None, text_type="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
     "lfm3": Family(
         _lfm3,
-        ignored=UNUSED,
-        writes={
+        ignored_fields=UNUSED,
+        field_writers={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
             "use_attention_gate": _has_attention_gate,
             **UNPADDED,
         },
         modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
-        earlier={"self_attn.g_proj": "self_attn.gate_proj"},
+        earlier_names={"self_attn.g_proj": "self_attn.gate_proj"},
     ),
-    "lfm3_vl": Family(None, text="lfm3", tower_file="pixtral"),
+    "lfm3_vl": Family(None, text_type="lfm3", tower_file="pixtral"),
 }

@@ -31,7 +31,7 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
 
 def _mamba(config: Config, **fields: Any) -> Table:
     expanded_width = config.size("expand") * config.size("hidden_size")
-    channels = config.maybe("intermediate_size") or expanded_width
+    channels = config.optional_size("intermediate_size") or expanded_width
     mixer = {
         "type": "mamba",
         "intermediate_size": channels,
@@ -57,7 +57,7 @@ def _mamba2(config: Config) -> Table:
     head_dim = config.size("head_dim")
     width = config.size("expand") * config.size("hidden_size")
     if heads * head_dim != width:
-        raise config.wrong("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
+        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
     mixer = {
         "type": "mamba2",
         "num_heads": heads,
@@ -98,19 +98,19 @@ def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int
     return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 
-def layers_of_kind(config_values: ConfigValues, kind: str) -> list[int]:
+def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [i for i, layer_kind in enumerate(config_values.kinds()) if layer_kind == kind]
+    return [i for i, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind]
 
 
 def inner_width(config_values: ConfigValues) -> int:
     """Returns the number of channels of the first state-space mixer."""
-    mixer = config_values.typed("mamba", "mamba2")
+    mixer = config_values.part_of_type("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
-def expansion(config_values: ConfigValues) -> int:
+def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
     factor, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
     if remainder or not factor:
@@ -120,13 +120,13 @@ def expansion(config_values: ConfigValues) -> int:
 
 def state_space_field(field: str) -> Value:
     """Returns a function that writes a config field from a field of the first state-space mixer."""
-    return lambda config_values: getattr(config_values.typed("mamba", "mamba2"), field)
+    return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field)
 
 
 MAMBA_WRITES: Writes = {
     "mamba_d_state": state_space_field("state_size"),
     "mamba_d_conv": state_space_field("conv_kernel"),
-    "mamba_expand": expansion,
+    "mamba_expand": expansion_factor,
     "mamba_conv_bias": state_space_field("use_conv_bias"),
     "mamba_proj_bias": state_space_field("use_bias"),
 }
@@ -141,7 +141,7 @@ MAMBA_2_WRITES: Writes = {
 
 ALONE_WRITES: Writes = {
     "intermediate_size": inner_width,
-    "expand": expansion,
+    "expand": expansion_factor,
     "use_bias": state_space_field("use_bias"),
     "hidden_act": state_space_field("hidden_act"),
 }
@@ -150,24 +150,22 @@ ALONE_WRITES: Writes = {
 MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
 
 FAMILIES = {
-    "mamba": Family(_mamba, ignored=IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES, dropout={}),
+    "mamba": Family(
+        _mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+    ),
     "falcon_mamba": Family(
-        _falcon_mamba,
-        ignored=IGNORED,
-        writes=ALONE_WRITES,
-        modules=MAMBA_MODULES,
-        dropout={},
+        _falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "mamba2": Family(
         _mamba2,
-        ignored=IGNORED,
-        writes={
-            "expand": expansion,
+        ignored_fields=IGNORED,
+        field_writers={
+            "expand": expansion_factor,
             "use_bias": state_space_field("use_bias"),
             "head_dim": state_space_field("head_dim"),
             "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
-        dropout={},
+        dropout_fields={},
     ),
 }

@@ -63,12 +63,12 @@ def layer_kinds(config: Config) -> list[str]:
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     pattern: Any = config.get(field)
     letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
-    names = [KINDS.get(name, "") for name in letters]
-    if not names or "" in names:
-        raise config.wrong(
+    kinds = [KINDS.get(name, "") for name in letters]
+    if not kinds or "" in kinds:
+        raise config.error(
             field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
         )
-    return names
+    return kinds
 
 
 def _mamba(config: Config) -> Table:
@@ -79,7 +79,7 @@ def _mamba(config: Config) -> Table:
         "state_size": config.size("ssm_state_size"),
         "n_groups": config.size("mamba_n_groups", "n_groups"),
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv", "conv_kernel"),
         "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias"),
     }
@@ -90,7 +90,7 @@ def _mamba(config: Config) -> Table:
     return {
         "type": "mamba2",
         **mamba_fields,
-        **kernel,
+        **convolution,
         **other_fields,
         "use_bias": has_bias,
         "out_bias": has_bias,
@@ -99,10 +99,10 @@ def _mamba(config: Config) -> Table:
 
 
 def _moe(config: Config, act: str) -> Table:
-    has_bias, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
+    has_bias, latent_width = config.flag("mlp_bias"), config.optional_size("moe_latent_size")
     expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
     shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
-    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
+    latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
         config.size("n_routed_experts"),
@@ -115,34 +115,44 @@ def _moe(config: Config, act: str) -> Table:
 
 
 def _nemotron_h(config: Config) -> Table:
-    return single_sublayers(config, [(kind, config) for kind in layer_kinds(config)])
+    return single_sublayer_model(config, [(kind, config) for kind in layer_kinds(config)])
 
 
-def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
+def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     uncounted_prediction(config)
-    norm, act = float32_rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
+    norm, activation = (
+        float32_rmsnorm(config.number("layer_norm_epsilon")),
+        config.choice(ACTIVATIONS, "mlp_hidden_act"),
+    )
     layer_parts: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
         "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},
         "mlp": lambda fields: {
             "attention": NONE,
-            "feed_forward": {"type": "mlp", **mlp(fields.size("intermediate_size"), act, fields.flag("mlp_bias"))},
+            "feed_forward": {
+                "type": "mlp",
+                **mlp(fields.size("intermediate_size"), activation, fields.flag("mlp_bias")),
+            },
         },
-        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, act)},
+        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, activation)},
     }
-    tables: dict[str, Table] = {}
-    names: list[str] = []
+    table_by_kind: dict[str, Table] = {}
+    kind_names: list[str] = []
     for kind, fields in layers:
         table = {**layer_parts[kind](fields), "norm": norm, "norm_placement": "pre"}
-        same_kind = [name for name in tables if name.partition("_")[0] == kind]
+        same_kind = [name for name in table_by_kind if name.partition("_")[0] == kind]
         new_name = f"{kind}_{len(same_kind)}" if same_kind else kind
-        name = next((name for name in same_kind if tables[name] == table), new_name)
-        tables[name] = table
-        names.append(name)
-    stack = stack_of_kinds(tables, names)
+        name = next((name for name in same_kind if table_by_kind[name] == table), new_name)
+        table_by_kind[name] = table
+        kind_names.append(name)
+    stack = stack_of_kinds(table_by_kind, kind_names)
     return decoder(
-        config, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
+        config,
+        stack.pop("block"),
+        norm,
+        stack={**stack, "num_hidden_layers": len(kind_names)},
+        tie_word_embeddings=False,
     )
 
 
@@ -158,10 +168,10 @@ def _names_of_layers(config_values: ConfigValues) -> list[str]:
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
-        ignored=field_names(
+        ignored_fields=field_names(
             "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
-        writes=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
         _nemotron_h,
@@ -170,7 +180,7 @@ FAMILIES = {
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}
         | {"num_local_experts"},
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
-        writes={
+        field_writers={
             "layers_block_type": _names_of_layers,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
@@ -179,7 +189,7 @@ FAMILIES = {
             "mamba_hidden_act": state_space_field("hidden_act"),
             "mlp_hidden_act": "hidden_act",
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={
             **MAMBA_MODULES,
             "mlp": "mixer",
@@ -189,6 +199,6 @@ FAMILIES = {
             "latent_in": "fc1_latent_proj",
             "latent_out": "fc2_latent_proj",
         },
-        earlier={"model": "backbone"},
+        earlier_names={"model": "backbone"},
     ),
 }

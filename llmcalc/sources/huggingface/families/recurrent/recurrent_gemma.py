@@ -5,7 +5,7 @@ transformers: models/recurrent_gemma. Its `intermediate_size` is the total width
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -29,8 +29,8 @@ def _recurrent_gemma(config: Config) -> Table:
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    width = config.maybe("lru_width") or hidden
-    config.divided("num_attention_heads", width, heads)
+    width = config.optional_size("lru_width") or hidden
+    config.quotient("num_attention_heads", width, heads)
     window = config.size("attention_window_size", "sliding_window")
     local_attention = attention(
         config,
@@ -49,25 +49,25 @@ def _recurrent_gemma(config: Config) -> Table:
     network = glu(
         config,
         bias=True,
-        width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
+        width=config.quotient("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
     block: Table = layer_table(local_attention, network, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
-        raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")
-    names = (block_types * depth)[:depth]
+        raise config.error("block_types", config.get("block_types"), "a list of recurrent and attention")
+    layer_kinds = (block_types * depth)[:depth]
     variants = {"recurrent": {"attention": recurrent}, "attention": {}}
-    return decoder(config, block, norm, stack=stack_of_variants(variants, names))
+    return decoder(config, block, norm, stack=stack_of_variants(variants, layer_kinds))
 
 
 FAMILIES = {
     "recurrent_gemma": Family(
         _recurrent_gemma,
-        ignored=frozenset({"final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}),
-        writes={
-            "block_types": lambda s: s.kinds(sliding_attention="attention"),
-            "attention_window_size": lambda s: present(s.window),
+        ignored_fields=frozenset({"final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}),
+        field_writers={
+            "block_types": lambda s: s.layer_kinds(sliding_attention="attention"),
+            "attention_window_size": lambda s: require_present(s.window),
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
             **PARTIAL_ROTARY,
         },
@@ -83,5 +83,5 @@ FAMILIES = {
             "recurrent_gate": "rg_lru.recurrent_gate_weight + rg_lru.recurrent_gate_bias",
             "recurrent_param": "rg_lru.recurrent_param",
         },
-    ),
+    )
 }

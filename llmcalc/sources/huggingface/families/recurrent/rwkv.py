@@ -12,9 +12,15 @@ from ...parts import Table, decoder, layer_table, layernorm
 
 def _rwkv(config: Config) -> Table:
     hidden, norm = config.size("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
-    mixing = {"type": "rwkv_time_mix", "attention_hidden_size": config.maybe("attention_hidden_size") or hidden}
-    channels = {"type": "rwkv_channel_mix", "intermediate_size": config.maybe("intermediate_size") or 4 * hidden}
-    block: Table = layer_table(mixing, channels, norm)
+    time_mixing = {
+        "type": "rwkv_time_mix",
+        "attention_hidden_size": config.optional_size("attention_hidden_size") or hidden,
+    }
+    channel_mixing = {
+        "type": "rwkv_channel_mix",
+        "intermediate_size": config.optional_size("intermediate_size") or 4 * hidden,
+    }
+    block: Table = layer_table(time_mixing, channel_mixing, norm)
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, layernorm(), stack=stack)
 
@@ -23,7 +29,7 @@ FAMILIES = {
     "rwkv": Family(
         _rwkv,
         aliases={"max_position_embeddings": "context_length"},
-        writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
+        field_writers={"intermediate_size": lambda s: s.networks[0].intermediate_size},
         modules={
             "layers": "blocks",
             "embed_tokens": "embeddings",
@@ -35,6 +41,6 @@ FAMILIES = {
             "norm": "ln_out",
             "lm_head": "head",
         },
-        dropout={},
-    ),
+        dropout_fields={},
+    )
 }

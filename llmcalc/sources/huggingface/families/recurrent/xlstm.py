@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import floor
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
@@ -16,7 +16,7 @@ from ...writes import Value
 
 def _xlstm(config: Config) -> Table:
     hidden, heads, has_bias = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
-    config.must("embedding_dim", None, hidden)
+    config.require("embedding_dim", None, hidden)
     eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(has_bias, "bias"))
     mixer: Table = {
@@ -51,8 +51,8 @@ def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
     """
     width = floor(hidden * config.number(factor))
     if width <= 0 or width % 64:
-        raise config.wrong(factor, config.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
-    return config.divided("num_heads", width, heads)
+        raise config.error(factor, config.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
+    return config.quotient("num_heads", width, heads)
 
 
 RUNNING = field_names(
@@ -67,17 +67,19 @@ RUNNING = field_names(
 
 def _width_factor(field: str) -> Value:
     """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
-    return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
+    return lambda s: (
+        require_present(s.first_value("num_heads")) * require_present(s.first_value(field)) / s.spec.hidden_size
+    )
 
 
 FAMILIES = {
     "xlstm": Family(
         _xlstm,
-        ignored=RUNNING,
-        writes={
+        ignored_fields=RUNNING,
+        field_writers={
             "qk_dim_factor": _width_factor("qk_head_dim"),
             "v_dim_factor": _width_factor("v_head_dim"),
-            "use_bias": lambda s: s.named("use_bias"),
+            "use_bias": lambda s: s.first_value("use_bias"),
             "ffn_round_up_to_multiple_of": lambda s: s.network.intermediate_size,
             "ffn_proj_factor": lambda s: s.network.intermediate_size / s.spec.hidden_size,
         },
@@ -100,6 +102,6 @@ FAMILIES = {
             "ogate": "ogate_preact | qkv_opreact",
             "mlstm.norm": "multihead_norm",
         },
-        dropout={},
-    ),
+        dropout_fields={},
+    )
 }

@@ -46,17 +46,19 @@ ZAMBA2 = [
 ]
 
 
-def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
+def _hybrid_decoder(
+    config: Config, mixer: Table, block: Table, layer_kinds: list[str], blocks: int, **model: Any
+) -> Table:
     """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    if len(names) != depth:
-        raise config.wrong(
+    if len(layer_kinds) != depth:
+        raise config.error(
             "layers_block_type",
             config.get("layers_block_type"),
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
     mixer_fields = layer_table(mixer, NONE, norm)
-    hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
+    hybrids = [i for i, name in enumerate(layer_kinds) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
@@ -64,14 +66,14 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
     for name in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
         layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
-    layer_kinds = [block_of_layer.get(i, "mamba") for i in range(depth)]
-    stack = stack_of_kinds(layer_tables, layer_kinds)
+    kind_variants = [block_of_layer.get(i, "mamba") for i in range(depth)]
+    stack = stack_of_kinds(layer_tables, kind_variants)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
     return decoder(
         config,
         stack.pop("block"),
         norm,
-        stack={**stack, **layer_pattern(layer_kinds), "shared_layers": shared_kinds},
+        stack={**stack, **layer_pattern(kind_variants), "shared_layers": shared_kinds},
         **model,
     )
 
@@ -79,42 +81,49 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
 def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose input and heads have twice the model's width."""
     double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
-    if (config.maybe("attention_hidden_size") or double_width) != double_width:
-        raise config.wrong(
+    if (config.optional_size("attention_hidden_size") or double_width) != double_width:
+        raise config.error(
             "attention_hidden_size", config.get("attention_hidden_size"), f"2 × hidden_size = {double_width}"
         )
-    return attention(config, head_dim=config.maybe("attention_head_dim") or double_width // heads, position=position)
+    return attention(
+        config, head_dim=config.optional_size("attention_head_dim") or double_width // heads, position=position
+    )
 
 
 def _zamba(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
     channels = config.size("mamba_expand") * config.size("hidden_size")
-    config.divided("n_mamba_heads", channels, heads)
+    config.quotient("n_mamba_heads", channels, heads)
     mamba_fields = {
         "intermediate_size": channels,
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
-    kernel = {
+    convolution = {
         "conv_kernel": config.size("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "use_bias": has_bias,
     }
-    mixer = {"type": "mamba", **mamba_fields, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
+    mixer = {
+        "type": "mamba",
+        **mamba_fields,
+        **convolution,
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
+    }
     period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
-    names = (
+    layer_kinds = (
         [*FIRST, *later_kinds]
         if layer_types is None
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
     return _hybrid_decoder(
-        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, names, 1
+        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
     )
 
 
@@ -122,9 +131,9 @@ def _zamba2(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     channels = config.size("mamba_expand") * config.size("hidden_size")
     has_bias = config.flag("add_bias_linear")
-    head_dim = config.divided("n_mamba_heads", channels, heads)
+    head_dim = config.quotient("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
-        raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
+        raise config.error("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
     mamba_fields = {
         "num_heads": heads,
         "head_dim": head_dim,
@@ -138,8 +147,8 @@ def _zamba2(config: Config) -> Table:
     }
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
-    if (config.maybe("attention_head_dim") or double_head_dim) != double_head_dim:
-        raise config.wrong(
+    if (config.optional_size("attention_head_dim") or double_head_dim) != double_head_dim:
+        raise config.error(
             "attention_head_dim",
             config.get("attention_head_dim"),
             f"2 × hidden_size / num_attention_heads = {double_head_dim}",
@@ -148,15 +157,15 @@ def _zamba2(config: Config) -> Table:
     if config.has("hybrid_layer_ids"):
         ids = config.sizes("hybrid_layer_ids")
         if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
-            raise config.wrong("hybrid_layer_ids", ids, "ascending numbers of layers")
+            raise config.error("hybrid_layer_ids", ids, "ascending numbers of layers")
     has_adapters = config.flag("use_shared_attention_adapter")
     if has_adapters and shared_attention.get("num_key_value_heads") is not None:
-        raise config.wrong(
+        raise config.error(
             "num_key_value_heads",
             config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    network = glu(config, width=config.maybe("intermediate_size") or 4 * config.size("hidden_size"))
+    network = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
     network |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,
@@ -165,13 +174,13 @@ def _zamba2(config: Config) -> Table:
         "attention_adapters": has_adapters,
     }
     layer_types: Any = config.get("layers_block_type", "layer_types")
-    names = (
+    layer_kinds = (
         ZAMBA2
         if layer_types is None
         else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, mixer, block, layer_kinds, config.size("num_mem_blocks"), **length_fields)
 
 
 OTHER = IGNORED | field_names(
@@ -190,7 +199,7 @@ def _layer_kinds(config_values: ConfigValues) -> list[str]:
 
 
 def _shared_transformer(config_values: ConfigValues) -> Any:
-    return config_values.named("transformer")
+    return config_values.first_value("transformer")
 
 
 def _shared_blocks(config_values: ConfigValues) -> int:
@@ -199,8 +208,8 @@ def _shared_blocks(config_values: ConfigValues) -> int:
         len(
             {
                 name
-                for name in config_values.first.layer_names()
-                if hasattr(config_values.first.layer(name), "transformer")
+                for name in config_values.first_stack.layer_names()
+                if hasattr(config_values.first_stack.layer(name), "transformer")
             }
         ),
     )
@@ -224,14 +233,14 @@ ZAMBA_MODULES: Modules = {
 FAMILIES = {
     "zamba": Family(
         _zamba,
-        ignored=OTHER,
+        ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
-        writes={
+        field_writers={
             **ZAMBA_WRITES,
             "hidden_mamba_act": state_space_field("hidden_act"),
             "mamba_dt_rank": state_space_field("time_step_rank"),
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={
             **ZAMBA_MODULES,
             "transformer": "shared_transf",
@@ -241,9 +250,9 @@ FAMILIES = {
     ),
     "zamba2": Family(
         _zamba2,
-        ignored=OTHER,
+        ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
-        writes={
+        field_writers={
             **ZAMBA_WRITES,
             "mamba_ngroups": state_space_field("n_groups"),
             "add_bias_linear": state_space_field("use_bias"),
@@ -251,7 +260,7 @@ FAMILIES = {
             "use_mem_rope": lambda s: _shared_transformer(s).attention.position is not None,
             "use_shared_attention_adapter": lambda s: _shared_transformer(s).attention_adapters,
         },
-        spelled_as_read=True,
+        has_older_aliases=True,
         modules={
             **ZAMBA_MODULES,
             "transformer": "shared_transformer",

@@ -1,6 +1,6 @@
 """AFM-7, Apple's text model: Llama's layers with QK-norm; the last layers share one lower layer's keys and values.
 
-Source: the class in `Family.code`.
+Source: the class in `Family.source`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ def _afm7(config: Config) -> Table:
     """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
     depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
-        raise config.wrong("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
+        raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
     heads = config.size("num_attention_heads")
     hidden = config.size("hidden_size")
-    factor = _network_width_factor(config)
+    width_factor = _network_width_factor(config)
     mixer = attention(
-        config,
-        head_dim=config.divided("num_heads", hidden, heads),
-        **qk_norm(rmsnorm(1e-5), order="after_rope"),
+        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), order="after_rope")
     )
-    network = {"intermediate_size": int(hidden * factor), "hidden_act": "silu", "gated": True}
+    network = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, network, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
@@ -39,10 +37,10 @@ def _afm7(config: Config) -> Table:
 def _network_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     name = "hidden_dim_scale_factor"
-    factor, hidden = config.number(name), config.size("hidden_size")
-    if not 1 <= hidden * factor <= LARGEST:
-        raise config.wrong(name, factor, "a number that gives the network a width")
-    return factor
+    width_factor, hidden = config.number(name), config.size("hidden_size")
+    if not 1 <= hidden * width_factor <= LARGEST:
+        raise config.error(name, width_factor, "a number that gives the network a width")
+    return width_factor
 
 
 FAMILIES = {
@@ -56,6 +54,6 @@ FAMILIES = {
             "num_key_value_heads": "num_kv_heads",
         },
         modules={"embed_tokens": "embedding", "norm": "output_norm", "o_proj": "out_proj"},
-        code=f"{MLX}afm7.py",
-    ),
+        source=f"{MLX}afm7.py",
+    )
 }

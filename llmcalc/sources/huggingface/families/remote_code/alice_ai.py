@@ -1,6 +1,6 @@
 """Alice AI: Kimi delta attention, gated attention in some layers, block attention residuals and sigmoid routing.
 
-The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and its configuration class.
+The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.source`, and its configuration class.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ QWEN = DELTA["qwen3_next"]
 
 def _alice_ai(config: Config) -> Table:
     for name, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
-        config.must(name, value)
-    config.must("mlp_only_layers", None, [])
-    config.must("router_score_function", "sigmoid")
+        config.require(name, value)
+    config.require("mlp_only_layers", None, [])
+    config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):
         config.notes.append("mtp_num_hidden_layers: the multi-token-prediction modules are not counted")
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     heads, head_dim = config.size("linear_num_value_heads"), config.size("linear_value_head_dim")
-    config.must("linear_num_key_heads", heads)
-    config.must("linear_key_head_dim", head_dim)
-    linear: Table = {
+    config.require("linear_num_key_heads", heads)
+    config.require("linear_key_head_dim", head_dim)
+    linear_attention: Table = {
         "type": "kimi_delta_attention",
         "linear_num_heads": heads,
         "linear_head_dim": head_dim,
@@ -47,12 +47,12 @@ def _alice_ai(config: Config) -> Table:
         **SIGMOID,
     )
     period = config.size("full_attention_interval")
-    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
-    kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    base: Table = layer_table(linear, experts, norm)
-    layers = [(kind, changes[kind]) for kind in kinds]
-    return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
+    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
+    base_layer: Table = layer_table(linear_attention, experts, norm)
+    layers = [(kind, changes[kind]) for kind in layer_kinds]
+    return block_residual_decoder(config, base_layer, layers, config.size("block_attn_res_block_size"))
 
 
 FAMILIES = {
@@ -69,10 +69,10 @@ FAMILIES = {
             "router_bias_correction": True,
             "mtp_num_hidden_layers": 1,
         },
-        QWEN.ignored
+        QWEN.ignored_fields
         | class_fields("qwen3_next")
         | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
         aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
-        code=f"{VLLM}alice_ai.py",
-    ),
+        source=f"{VLLM}alice_ai.py",
+    )
 }

@@ -1,7 +1,7 @@
 """Baichuan-M1: keys and values blended with the previous token's, and a separate number of heads in sliding layers.
 
 Wang et al. 2025 (arXiv:2502.12671). Its head scores by rows of unit length, which has no parameters. Source: the
-modeling file in `Family.code`.
+modeling file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, 
 
 
 def _baichuan_m1(config: Config) -> Table:
-    config.must("conv_window", 2)
+    config.require("conv_window", 2)
     depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
-    sliding = {*config.sizes("sliding_window_layers")}
-    if sliding and max(sliding) >= depth:
-        raise config.wrong("sliding_window_layers", sorted(sliding), f"indices below num_hidden_layers {depth}")
+    sliding_indices = {*config.sizes("sliding_window_layers")}
+    if sliding_indices and max(sliding_indices) >= depth:
+        raise config.error("sliding_window_layers", sorted(sliding_indices), f"indices below num_hidden_layers {depth}")
     norm = rmsnorm(config.number("rms_norm_eps"))
     full_attention = _attention(config, "num_attention_heads", "num_key_value_heads")
-    kinds: Table = {"full": {}}
-    if sliding:
+    layer_changes: Table = {"full": {}}
+    if sliding_indices:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
-        kinds["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
-    names = ["sliding" if i in sliding else "full" for i in range(depth)]
+        layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
+    layer_kinds = ["sliding" if i in sliding_indices else "full" for i in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
     """Returns blended attention; sliding layers without stated fields have the other layers' numbers."""
-    heads = config.maybe(heads_field) or config.size("num_attention_heads")
-    kv_heads = config.maybe(kv_heads_field) or config.size("num_key_value_heads")
+    heads = config.optional_size(heads_field) or config.size("num_attention_heads")
+    kv_heads = config.optional_size(kv_heads_field) or config.size("num_key_value_heads")
     return {
         "type": "blended",
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": config.divided(heads_field, config.size("hidden_size"), heads),
+        "head_dim": config.quotient(heads_field, config.size("hidden_size"), heads),
         "position": rope(config),
     }
 
@@ -54,6 +54,6 @@ FAMILIES = {
             "num_swa_key_value_heads": None,
             "sliding_window_layers": (),
         },
-        code=f"{HUB}baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
-    ),
+        source=f"{HUB}baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
+    )
 }

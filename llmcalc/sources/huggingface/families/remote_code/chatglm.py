@@ -79,8 +79,8 @@ FAMILIES = {
             eoi_token_id vision_config
             """
         ),
-        uncounted={"pre_seq_len": "the weights of a trained prefix of {} tokens are not counted"},
-        towers="ChatGLM",
+        uncounted_fields={"pre_seq_len": "the weights of a trained prefix of {} tokens are not counted"},
+        tower_class_prefixes="ChatGLM",
         tower_file="published_code",
         aliases={
             "num_hidden_layers": "num_layers",
@@ -89,6 +89,6 @@ FAMILIES = {
             "head_dim": "kv_channels",
             "vocab_size": "padded_vocab_size",
         },
-        code=f"{HUB}THUDM/chatglm3-6b modeling_chatglm.py",
-    ),
+        source=f"{HUB}THUDM/chatglm3-6b modeling_chatglm.py",
+    )
 }

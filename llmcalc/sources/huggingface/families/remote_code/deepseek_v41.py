@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_whole
 from ...family import Family, field_names
-from ...parts import Table, clamped, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
+from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
 from .wrappers import READ_HERE
 
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
@@ -18,12 +18,12 @@ MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_r
 
 def _deepseek_v41_text(config: Config) -> Table:
     uncounted_prediction(config)
-    config.must("n_shared_experts", 1)
-    config.must("num_key_value_heads", 1)
-    config.must("attention_bias", False)
-    config.must("scoring_func", "sqrtsoftplus")
-    config.must("hidden_act", "silu")
-    config.must("tie_word_embeddings", False)
+    config.require("n_shared_experts", 1)
+    config.require("num_key_value_heads", 1)
+    config.require("attention_bias", False)
+    config.require("scoring_func", "sqrtsoftplus")
+    config.require("hidden_act", "silu")
+    config.require("tie_word_embeddings", False)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     streams = config.size("hc_mult")
@@ -33,7 +33,7 @@ def _deepseek_v41_text(config: Config) -> Table:
         "norm": norm,
         "position": full_rope(config),
     }
-    network = clamped(glu(config, width=config.size("moe_intermediate_size")))
+    network = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
     experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
     block = {
@@ -46,9 +46,9 @@ def _deepseek_v41_text(config: Config) -> Table:
     }
     inputs = _ngram_inputs(config, depth, streams, norm)
     layers: list[tuple[str, Table]] = []
-    for i, (label, changes) in enumerate(_entry_layers(config, depth)):
+    for i, (layer_kind, changes) in enumerate(_entry_layers(config, depth)):
         layer_changes: Table = {"attention": changes} if changes else {}
-        layers.append((label + ("_ngrams" if i in inputs else ""), layer_changes | inputs.get(i, {})))
+        layers.append((layer_kind + ("_ngrams" if i in inputs else ""), layer_changes | inputs.get(i, {})))
     stack = stack_of_layers(layers)
     stack["streams"] = {"type": "delayed_hyper", "hc_mult": streams}
     return decoder(config, block, norm, stack=stack)
@@ -56,44 +56,54 @@ def _deepseek_v41_text(config: Config) -> Table:
 
 def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     """Returns the kind of each layer's attention and the fields that it changes."""
-    ratios = config.sizes("compress_ratios")
-    if len(ratios) < depth:
-        raise config.wrong("compress_ratios", ratios, f"{depth} numbers of tokens per entry, 0 for none")
+    compression_ratios = config.sizes("compress_ratios")
+    if len(compression_ratios) < depth:
+        raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
     sources, choosers = (
         _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    topk, blocks = config.size("index_topk"), _candidate_blocks(config)
+    selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
-    indexer["index_topk"] = topk
+    indexer["index_topk"] = selected_tokens
     candidate_source = config.get("candidate_source_layer_id")
     if candidate_source != -1 and (
         not is_whole(candidate_source) or candidate_source not in config.sizes("index_source_layer_ids")
     ):
-        raise config.wrong(
+        raise config.error(
             "candidate_source_layer_id", candidate_source, "a layer of index_source_layer_ids, or -1 for none"
         )
     layers: list[tuple[str, Table]] = []
     rate_of_source = 0
-    for i, ratio in enumerate(ratios[:depth]):
-        if ratio == 0:
+    for i, compression_ratio in enumerate(compression_ratios[:depth]):
+        if compression_ratio == 0:
             if i in sources or i in choosers:
-                raise config.wrong("compress_ratios", ratios, f"1 or more for layer {i}, which selects entries")
+                raise config.error(
+                    "compress_ratios", compression_ratios, f"1 or more for layer {i}, which selects entries"
+                )
             layers.append(("local", {}))
             continue
         if i in sources:
-            rate_of_source = ratio
+            rate_of_source = compression_ratio
             if i not in choosers:
-                raise config.wrong("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
-        elif ratio != rate_of_source:
-            raise config.wrong(
-                "kv_source_layer_ids", sorted(sources), f"a source of {ratio} tokens per entry for layer {i}"
+                raise config.error("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
+        elif compression_ratio != rate_of_source:
+            raise config.error(
+                "kv_source_layer_ids",
+                sorted(sources),
+                f"a source of {compression_ratio} tokens per entry for layer {i}",
             )
-        changes: Table = {"compress_rate": ratio, "weighted_entries": ratio > 1, "entries_shared": i not in sources}
+        changes: Table = {
+            "compress_rate": compression_ratio,
+            "weighted_entries": compression_ratio > 1,
+            "entries_shared": i not in sources,
+        }
         if i not in choosers:
-            layers.append(("shared", {**changes, "index_topk": topk}))
+            layers.append(("shared", {**changes, "index_topk": selected_tokens}))
             continue
-        if i >= candidate_source >= 0 and ratio != 1:
-            raise config.wrong("compress_ratios", ratios, f"1 for layer {i}, at or above candidate_source_layer_id")
+        if i >= candidate_source >= 0 and compression_ratio != 1:
+            raise config.error(
+                "compress_ratios", compression_ratios, f"1 for layer {i}, at or above candidate_source_layer_id"
+            )
         fields = (
             {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
         )
@@ -114,18 +124,18 @@ def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict
     """Returns the engram of each layer with an engram."""
     layer_ids, rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
     if len(rows) != len(layer_ids):
-        raise config.wrong("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")
+        raise config.error("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")
     heads = (config.size("engram_max_ngram_size") - 1) * config.size("engram_n_heads")
     if heads < 1:
-        raise config.wrong("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
+        raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
     common_fields = {
         "ngram_heads": heads,
         "ngram_head_dim": config.size("engram_head_dim"),
         "streams": streams,
         "norm": norm,
     }
-    tables = zip(layer_ids, rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in tables if i < depth}
+    rows_by_layer = zip(layer_ids, rows, strict=True)
+    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {
@@ -182,15 +192,15 @@ FAMILIES = {
             topk_method
             """
         ),
-        code=VLLM,
+        source=VLLM,
     ),
     "deepseek_v41": Family(
         None,
         {"tie_word_embeddings": False},
-        text="deepseek_v41_text",
-        ties="never",
-        code=VLLM,
-        towers="DeepseekV41",
+        text_type="deepseek_v41_text",
+        tying_source="never",
+        source=VLLM,
+        tower_class_prefixes="DeepseekV41",
         tower_file=READ_HERE,
     ),
 }

@@ -1,10 +1,9 @@
-"""Language models that denoise masked tokens, with a class in the model's own repository: LLaDA, Dream, RND1, SDAR,
-Nemotron Labs Diffusion.
+"""Language models that denoise masked tokens, with a class in the model's own repository.
 
 LLaDA, Dream and RND1 attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2,
 Fast-dLLM and Nemotron Labs Diffusion denoise one block after another and keep the cache of earlier blocks: decoders.
 
-Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ def _llada(config: Config) -> Table:
     config.notes.append(STEPS)
     if config.has("num_experts"):
         return _llada_moe(config)
-    config.must("block_type", "llama")
-    config.must("layer_norm_type", "rms")
+    config.require("block_type", "llama")
+    config.require("layer_norm_type", "rms")
     for name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
-        config.must(name, None, False)
-    config.must("rope", True)
+        config.require(name, None, False)
+    config.require("rope", True)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
     hidden, qkv_bias = config.size("hidden_size"), bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
-    width = config.maybe("intermediate_size") or config.size("mlp_ratio") * hidden
+    width = config.optional_size("intermediate_size") or config.size("mlp_ratio") * hidden
     if width > LARGEST:
-        raise config.wrong("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
+        raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
     block = layer_table(mixer, glu(config, bias, width), norm)
     is_tied = config.flag("tie_word_embeddings")
-    rows = config.maybe("embedding_size") or config.size("vocab_size")
+    rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": rows}
@@ -68,11 +67,9 @@ def _llada(config: Config) -> Table:
 def _llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
-        config,
-        **biases(config.flag("attention_bias"), *QKVO),
-        **(qk_norm(norm) if config.flag("qk_layernorm") else {}),
+        config, **biases(config.flag("attention_bias"), *QKVO), **(qk_norm(norm) if config.flag("qk_layernorm") else {})
     )
-    shared_width = config.maybe("shared_expert_intermediate_size")
+    shared_width = config.optional_size("shared_expert_intermediate_size")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
@@ -82,21 +79,23 @@ def _llada_moe(config: Config) -> Table:
     frequency = config.get("moe_layer_freq")
     expert_frequencies = frequency if isinstance(frequency, list) else [frequency] * depth
     if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
-        raise config.wrong("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
-    names = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
+        raise config.error("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
+    layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
     dense_network = (
-        {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
+        {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in layer_kinds else {}
     )
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)
-    stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}}))
+    stack = combined_kinds(
+        (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}})
+    )
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
 
 def _dream(config: Config) -> Table:
     """Reads Dream: Qwen 2.5's layers."""
     config.notes.append(STEPS)
-    config.must("use_sliding_window", False)
+    config.require("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(True, *QKV))
     block = layer_table(mixer, glu(config), norm)
@@ -106,7 +105,7 @@ def _dream(config: Config) -> Table:
 def _rnd1(config: Config) -> Table:
     """Reads RND1: Qwen 3's experts, without a window."""
     config.notes.append(STEPS)
-    config.must("use_sliding_window", False)
+    config.require("use_sliding_window", False)
     table = qwen3_moe(config)
     table["encoder"] = table.pop("decoder")
     return table
@@ -175,47 +174,61 @@ FAMILIES = {
             """
         ),
         aliases=OLMO_NAMES,
-        generates=True,
-        code=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",
+        generates_text=True,
+        source=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",
     ),
     "Dream": Family(
         _dream,
         QWEN,
         BLOCKS | {"use_mrope"},
-        generates=True,
-        code=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
+        generates_text=True,
+        source=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
     ),
     "rnd1": Family(
         _rnd1,
         class_defaults("qwen3_moe"),
-        mixtral.FAMILIES["qwen3_moe"].ignored
+        mixtral.FAMILIES["qwen3_moe"].ignored_fields
         | class_fields("qwen3_moe")
         | BLOCKS
         | {"moe_backend", "num_diffusion_steps"},
-        generates=True,
-        code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
+        generates_text=True,
+        source=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
     ),
-    "sdar": Family(None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"),
+    "sdar": Family(
+        None,
+        text_type="qwen3",
+        tying_source="text",
+        ignored_fields=BLOCKS,
+        source=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py",
+    ),
     "sdar_moe": Family(
-        None, text="qwen3_moe", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py"
+        None,
+        text_type="qwen3_moe",
+        tying_source="text",
+        ignored_fields=BLOCKS,
+        source=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py",
     ),
     "Fast_dLLM_Qwen": Family(
-        None, text="qwen2", ties="text", ignored=BLOCKS, code="https://github.com/NVlabs/Fast-dLLM/tree/main/v2"
+        None,
+        text_type="qwen2",
+        tying_source="text",
+        ignored_fields=BLOCKS,
+        source="https://github.com/NVlabs/Fast-dLLM/tree/main/v2",
     ),
     "nemotron_labs_diffusion": Family(
         None,
-        text="llama",
-        generates=True,
-        ties="text",
-        ignored=BLOCKS | NEMOTRON,
-        code=f"{MLX_VLM}nemotron_labs_diffusion",
+        text_type="llama",
+        generates_text=True,
+        tying_source="text",
+        ignored_fields=BLOCKS | NEMOTRON,
+        source=f"{MLX_VLM}nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
         None,
-        text="bailing_moe_v2",
-        generates=True,
-        ties="text",
-        ignored=BLOCKS,
-        code="https://github.com/Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/llada2_moe/language.py",
+        text_type="bailing_moe_v2",
+        generates_text=True,
+        tying_source="text",
+        ignored_fields=BLOCKS,
+        source="https://github.com/Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/llada2_moe/language.py",
     ),
 }

@@ -1,6 +1,6 @@
 """Domyn Edge: head sizes, windows and positions per layer, norms around sublayers, and QK-norm.
 
-The norms of queries and keys have no weights. Sources: vLLM's file in `Family.code`, and its configuration class in
+The norms of queries and keys have no weights. Sources: vLLM's file in `Family.source`, and its configuration class in
 igeniusai/vllm-domyn-edge.
 """
 
@@ -16,15 +16,15 @@ PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 
 
 def _domyn_edge(config: Config) -> Table:
-    config.must("attention_bias", False)
+    config.require("attention_bias", False)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
     if len(positions) != depth or not {*positions} <= {"rope", "nope"}:
-        raise config.wrong("position_layers", positions, f"{depth} times rope or nope, one for each layer")
+        raise config.error("position_layers", positions, f"{depth} times rope or nope, one for each layer")
     if not isinstance(windows, list | tuple) or len(windows) != depth or not all(map(_is_window, windows)):
-        raise config.wrong("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
+        raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
-        raise config.wrong("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
+        raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
     mixer = attention(config, **qk_norm(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
     for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
@@ -35,9 +35,11 @@ def _domyn_edge(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _is_window(pair: object) -> bool:
+def _is_window(value: object) -> bool:
     """Whether a value is a window (two token counts): tokens before each token, or -1 for all; then 0."""
-    return isinstance(pair, list | tuple) and len(pair) == 2 and is_whole(pair[0]) and pair[0] >= -1 and pair[1] == 0
+    return (
+        isinstance(value, list | tuple) and len(value) == 2 and is_whole(value[0]) and value[0] >= -1 and value[1] == 0
+    )
 
 
 def _head_dims(config: Config) -> list[int]:
@@ -77,6 +79,6 @@ FAMILIES = {
             "mlp_pre_norm": "pre_feedforward_norm",
             "mlp_post_norm": "post_feedforward_norm",
         },
-        code=f"{VLLM}domyn_edge.py",
-    ),
+        source=f"{VLLM}domyn_edge.py",
+    )
 }

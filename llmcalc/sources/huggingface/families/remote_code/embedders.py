@@ -4,7 +4,7 @@ Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama and Mistral witho
 bidir_mistral of NV-Embed), and the first
 names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
 
-Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ..bert.bert import OLD, bert_act, bert_head
+from ..bert.bert import OLD, bert_activation, bert_head
 
 
 def _jina_bert(config: Config) -> Table:
@@ -40,7 +40,7 @@ def _jina_bert(config: Config) -> Table:
 
     Checkpoints whose `auto_map` names the code `qk-post-norm` normalize queries and keys.
     """
-    config.must("position_embedding_type", "alibi")
+    config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
     mixer: Table = {
         "num_attention_heads": config.size("num_attention_heads"),
@@ -57,8 +57,8 @@ def _jina_bert(config: Config) -> Table:
     }
     block = layer_table(mixer, network, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
-    pools = config.head == "none" or scores_sequences(config)
-    return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, **pooler(pools))
+    has_pooler = config.head == "none" or scores_sequences(config)
+    return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
 
 
 def _neobert(config: Config) -> Table:
@@ -68,7 +68,7 @@ def _neobert(config: Config) -> Table:
     """
     norm, stated_width = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
     width = -(-(2 * stated_width // 3) // 8) * 8
-    config.must("hidden_act", "swiglu", "SwiGLU")
+    config.require("hidden_act", "swiglu", "SwiGLU")
     network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     block = layer_table(attention(config), network, norm)
     score = {"transform": {"hidden_act": "tanh", "norm": None}}
@@ -77,11 +77,11 @@ def _neobert(config: Config) -> Table:
 
 def _nomic_bert_moe(config: Config) -> Table:
     """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in layer 1 of `moe_every_n_layers`."""
-    config.must("activation_function", "gelu")
+    config.require("activation_function", "gelu")
     for name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
-        config.must(name, None, False)
+        config.require(name, None, False)
     for name in ("num_shared_experts", "moe_impl"):
-        config.must(name, None, 0, "megablocks")
+        config.require(name, None, 0, "megablocks")
     norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
     width, period = config.size("intermediate_size"), config.size("moe_every_n_layers")
     mixer = {
@@ -102,9 +102,9 @@ def _nomic_bert_moe(config: Config) -> Table:
         {"intermediate_size": width, "hidden_act": "gelu"},
         output_bias=True,
     )
-    names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if i % period == 1 else "dense" for i in range(depth)]
     block = layer_table(mixer, dense_network, norm, "post")
-    layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+    layers = combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
 
@@ -144,8 +144,8 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         OLD | {"emb_pooler", "model_max_length"},
-        code=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
-        dropout=BERT_DROPOUT,
+        source=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
+        dropout_fields=BERT_DROPOUT,
     ),
     "neobert": Family(
         _neobert,
@@ -164,7 +164,7 @@ FAMILIES = {
         OLD
         | field_names("classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm"),
         aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
-        code=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
+        source=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
     ),
     "nomic_bert_moe": Family(
         _nomic_bert_moe,
@@ -205,52 +205,52 @@ FAMILIES = {
             "intermediate_size": "n_inner",
             "max_position_embeddings": "n_positions",
         },
-        code=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
-        dropout=BERT_DROPOUT,
+        source=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
+        dropout_fields=BERT_DROPOUT,
     ),
     "llama_bidirec": Family(
         _llama_bidirec,
         class_defaults("llama"),
         OLD | {"pooling", "mlp_bias"},
-        code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
+        source=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
     ),
     "bidir_mistral": Family(
         _bidir_mistral,
         class_defaults("mistral"),
         OLD | {"sliding_window"},
-        code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
+        source=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),
     "nvembed": Family(
         None,
-        text="bidir_mistral",
-        ties="text",
+        text_type="bidir_mistral",
+        tying_source="text",
         uncounted_encoders={"latent_attention_config": "latent_attention"},
-        code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
+        source=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),
     "xlm_roberta_flash": Family(
         None,
-        text="jina_embeddings_v3",
-        ties="text",
-        uncounted={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
-        ignored=field_names(
+        text_type="jina_embeddings_v3",
+        tying_source="text",
+        uncounted_fields={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
+        ignored_fields=field_names(
             """
             emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
             lora_rank matryoshka_dimensions position_embedding_type rotary_emb_base task_instructions truncate_dim
             use_reentrant
             """
         ),
-        code=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
+        source=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
     ),
     "new": Family(
         None,
-        text="gte",
-        ties="text",
-        ignored=field_names(
+        text_type="gte",
+        tying_source="text",
+        ignored_fields=field_names(
             """
             layer_norm_type logn_attention_clip1 logn_attention_scale pack_qkv position_embedding_type unpad_inputs
             use_memory_efficient_attention
             """
         ),
-        code=f"{HUB}Alibaba-NLP/new-impl modeling.py",
+        source=f"{HUB}Alibaba-NLP/new-impl modeling.py",
     ),
 }

@@ -1,6 +1,6 @@
 """Emu 3.5: Qwen3's layers, with images as tokens of the vocabulary.
 
-Source: the modeling file in `Family.code`.
+Source: the modeling file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..llama.llama import llama_like
 
 
 def _emu3_5(config: Config) -> Table:
-    config.must("use_sliding_window", False)
+    config.require("use_sliding_window", False)
     return llama_like(config, attention(config, **qk_norm(rmsnorm(config.number("rms_norm_eps")))))
 
 
@@ -28,6 +28,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"attention_bias", "image_area", "max_window_layers", "sliding_window"}),
-        code="https://github.com/baaivision/Emu3.5/blob/main/src/emu3p5/modeling_emu3.py",
-    ),
+        source="https://github.com/baaivision/Emu3.5/blob/main/src/emu3p5/modeling_emu3.py",
+    )
 }

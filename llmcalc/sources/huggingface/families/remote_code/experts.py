@@ -1,7 +1,6 @@
-"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, Arctic and
-MiniMax-01; Sarvam's and SmallThinker's.
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, Arctic and others.
 
-Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories and vLLM's, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from ..deepseek.deepseek import LATENT, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 from ..deepseek.deepseek import ROUTING as CHOICE
-from ..experts.minimax import minimax
+from ..experts.minimax import minimax_decoder
 
 
 def _deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
     depth = config.size("num_hidden_layers")
-    first_moe = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
-    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
+    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return deepseek(config, mixer, routed(config) if "moe" in names else {}, names)
+    return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
 
 def _bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    names = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
-    return deepseek(config, ling_attention(config, norm), ling_experts(config), names)
+    layer_kinds = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
+    return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
 def ling_attention(config: Config, norm: Table) -> Table:
@@ -70,14 +69,14 @@ def ling_rope(config: Config) -> Table:
 
 def ling_experts(config: Config) -> Table:
     width = config.size("moe_intermediate_size")
-    shared_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
-    shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
+    shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=shared_width) if shared_count else None,
+        glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
 
@@ -88,7 +87,7 @@ def ling_lightning(config: Config, norm: Table) -> Table:
     return {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": config.divided("num_attention_heads", config.size("hidden_size"), heads),
+        "head_dim": config.quotient("num_attention_heads", config.size("hidden_size"), heads),
         "block_size": 64,
         "hidden_act": "silu" if config.flag("linear_silu") else "identity",
         "position": ling_rope(config),
@@ -105,12 +104,12 @@ def _bailing_linear(config: Config) -> Table:
     """
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group, linear = config.size("layer_group_size"), ling_lightning(config, norm)
+    group, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
-    first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
-    networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
+    networks = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
-    block = layer_table(linear, experts, norm)
+    block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
@@ -120,9 +119,9 @@ def _klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
+    dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    names = ["dense" if i in dense or (i + 1) % expert_interval else "moe" for i in range(depth)]
+    layer_kinds = ["dense" if i in dense_indices or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
@@ -134,23 +133,21 @@ def _klear(config: Config) -> Table:
     block = layer_table(mixer, experts, norm)
     layer_tables: Table = {
         "moe": {},
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {},
+        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
     }
     config.fields_read.add("intermediate_size")
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
 def _hunyuan(config: Config) -> Table:
-    """Reads Hunyuan-Large: with `use_cla`, layers between each `cla_share_factor`-th use the keys and values of that
-    one.
-    """
+    """Reads Hunyuan-Large: with `use_cla`, only every `cla_share_factor`-th layer computes keys and values."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     width = config.size("intermediate_size")
-    normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
+    qk_norms = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
     period = config.size("cla_share_factor") if config.flag("use_cla") else 1
-    if period > 1 and normed:
+    if period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     network: Table = glu(config)
     if config.size("num_experts") > 1:
@@ -165,19 +162,24 @@ def _hunyuan(config: Config) -> Table:
             shared_network if config.flag("use_mixed_mlp_moe") else None,
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
-    names = ["shared" if i % period else "computed" for i in range(depth)]
+    layer_kinds = ["shared" if i % period else "computed" for i in range(depth)]
     block = layer_table(mixer, network, norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
 def _in_every_layer(config: Config, name: str, depth: int) -> int:
     """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
-    values = config.get(name)
-    if not isinstance(values, list):
+    layer_values = config.get(name)
+    if not isinstance(layer_values, list):
         return config.size(name)
-    if len(values) < depth or len({*values[:depth]}) != 1 or type(values[0]) is not int or values[0] < 1:
-        raise config.wrong(name, values, f"a positive whole number, or {depth} equal ones")
-    return values[0]
+    if (
+        len(layer_values) < depth
+        or len({*layer_values[:depth]}) != 1
+        or type(layer_values[0]) is not int
+        or layer_values[0] < 1
+    ):
+        raise config.error(name, layer_values, f"a positive whole number, or {depth} equal ones")
+    return layer_values[0]
 
 
 def _grok(config: Config) -> Table:
@@ -198,7 +200,7 @@ def _arctic(config: Config) -> Table:
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
-    names = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
@@ -206,15 +208,17 @@ def _arctic(config: Config) -> Table:
     dense_network = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
-    if {*names} == {"moe"}:
+    if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
-    return decoder(config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((names, layer_tables)))
+    return decoder(
+        config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((layer_kinds, layer_tables))
+    )
 
 
 def _grok_2(config: Config) -> Table:
     """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
-    width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
+    width = config.optional_size("moe_intermediate_size") or config.size("intermediate_size")
     config.fields_read.add("intermediate_size")
     network = {"hidden_act": "gelu_tanh", "gated": True}
     experts = moe(
@@ -231,31 +235,31 @@ def _grok_2(config: Config) -> Table:
 
 def _minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, whose layer list has 0 for lightning attention and 1 for softmax attention."""
-    config.must("postnorm", True)
+    config.require("postnorm", True)
     depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
     if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
-        raise config.wrong("attn_type_list", attention_flags, f"{depth} times 0 or 1, one for each layer")
+        raise config.error("attn_type_list", attention_flags, f"{depth} times 0 or 1, one for each layer")
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.size("rotary_dim")
-    return minimax(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
+    return minimax_decoder(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
 
 
 def _sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
-    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=shared_width) if shared_count else None,
+        glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
-    return deepseek(config, mla(config), experts, names)
+    return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
 
 
 def _smallthinker(config: Config) -> Table:
@@ -264,19 +268,19 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
-    window = config.maybe("sliding_window_size") if any(window_flags) else None
+    rope_flags, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
+    window = config.optional_size("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
-    norm, names, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for rotates, is_windowed in zip(rotary, window_flags, strict=True):
+    norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
+    for rotates, is_windowed in zip(rope_flags, window_flags, strict=True):
         fields: Table = {} if rotates else {"position": "none"}
         fields |= {"sliding_window": window} if is_windowed and window else {}
-        names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
-        layer_tables[names[-1]] = {"attention": fields} if fields else {}
+        layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
+        layer_tables[layer_kinds[-1]] = {"attention": fields} if fields else {}
     block = layer_table(attention(config), experts, norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
 LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
@@ -287,7 +291,7 @@ def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[in
     """Returns 0 or 1 for each layer, from a list in the config; without the list, `default` for every layer."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
-        raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")
+        raise config.error(name, layer_flags, f"{depth} times 0 or 1, one for each layer")
     return layer_flags
 
 
@@ -328,28 +332,30 @@ FAMILIES = {
         _deepseek,
         {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
         ROUTING | {"intermediate_size"},
-        code=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
+        source=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
     ),
     "bailing_moe": Family(
         _bailing_moe,
         LING,
         LING_IGNORED,
-        uncounted={"multi_gate": "the two routers of each layer for tokens of images and of sound are not counted"},
+        uncounted_fields={
+            "multi_gate": "the two routers of each layer for tokens of images and of sound are not counted"
+        },
         grouped_router=True,
-        code="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
+        source="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
     ),
     "bailing_moe_linear": Family(
         _bailing_linear,
         {**LING, "layer_group_size": 1, "linear_silu": False},
         LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
         grouped_router=True,
-        code=f"{MLX}bailing_moe_linear.py",
+        source=f"{MLX}bailing_moe_linear.py",
     ),
     "Klear": Family(
         _klear,
         {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
         ROUTING | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
-        code=f"{MLX}Klear.py",
+        source=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
         _hunyuan,
@@ -367,7 +373,7 @@ FAMILIES = {
         | {"use_rotary_pos_emb", "org_vocab_size", "add_classification_head", "class_num"}
         | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
         aliases={"head_dim": "attention_head_dim"},
-        code=f"{MLX}hunyuan.py",
+        source=f"{MLX}hunyuan.py",
     ),
     "grok-1": Family(
         _grok,
@@ -379,7 +385,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         field_names("attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale"),
-        code=f"{VLLM}grok1.py",
+        source=f"{VLLM}grok1.py",
     ),
     "arctic": Family(
         _arctic,
@@ -400,7 +406,7 @@ FAMILIES = {
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
             """
         ),
-        code=f"{VLLM}arctic.py",
+        source=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
         _grok_2,
@@ -419,7 +425,7 @@ FAMILIES = {
             router_logit_softcapping sliding_window_size
             """
         ),
-        code=f"{SGLANG}grok.py",
+        source=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
         _sarvam_mla,
@@ -435,7 +441,7 @@ FAMILIES = {
         CHOICE
         | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
         | {"q_head_dim", "score_function", "use_qk_norm"},
-        code=f"{VLLM}sarvam.py",
+        source=f"{VLLM}sarvam.py",
     ),
     "smallthinker": Family(
         _smallthinker,
@@ -446,7 +452,7 @@ FAMILIES = {
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
             """
         ),
-        code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
+        source="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),
     "minimax_m1": Family(
         _minimax_m1,
@@ -471,12 +477,12 @@ FAMILIES = {
         )
         | {"shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
-        code=f"{HUB}MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
+        source=f"{HUB}MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
     ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]
 FAMILIES |= {
-    kind: replace(FAMILIES["bailing_moe"], code=f"{VLLM}{file}")
+    kind: replace(FAMILIES["bailing_moe"], source=f"{VLLM}{file}")
     for kind, file in (("sarvam_moe", "sarvam.py"), ("param2moe", "param2moe.py"))
 }
 FAMILIES["minimax_text_01"] = FAMILIES["minimax_m1"]

@@ -3,7 +3,7 @@
 LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal, Moondream 2,
 Isaac, Youtu-VL, Kimi-Audio. The text model is counted.
 
-Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...code_addresses import GITHUB, HUB, VLLM
 from ...config import Config, is_number
 from ...family import Family, field_names
 from ...parts import Table
-from ...registry import config_of, family_of
+from ...registry import family_of, typed_config
 from ..multimodal.multimodal import LLAVA_TOWERS, OF_LLAVA
 from .moondream3 import REGION, config_section
 
@@ -49,18 +49,18 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     except (ValueError, OverflowError):
         version_number = None
     if version_number not in TEXT_OF_VERSION:
-        raise config.wrong("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
+        raise config.error("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
     return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
 
 
 def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
     """Returns the text model of the fields, read under the given model type."""
     family = family_of(model_type)
-    text = config_of({**fields, "architectures": []}, model_type, family, config.head, config.where)
-    table: Table = family.read(text) if family.read is not None else {}
-    config.fields_read |= text.fields_read | family.ignored
-    config.notes += text.notes
-    config.from_defaults |= text.from_defaults
+    text_config = typed_config({**fields, "architectures": []}, model_type, family, config.head, config.location)
+    table: Table = family.read_model(text_config) if family.read_model is not None else {}
+    config.fields_read |= text_config.fields_read | family.ignored_fields
+    config.notes += text_config.notes
+    config.from_defaults |= text_config.from_defaults
     return table
 
 
@@ -73,8 +73,8 @@ def _moondream(config: Config) -> Table:
     text_fields = config_section(config, sections, "text")
     unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
-        raise config.wrong(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
-    named_sizes = {usual: text_fields[name] for name, usual in TEXT_NAMES.items() if name in text_fields}
+        raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
+    named_sizes = {usual_name: text_fields[name] for name, usual_name in TEXT_NAMES.items() if name in text_fields}
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
 
@@ -113,19 +113,19 @@ MINICPM_FIELDS = field_names(
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava(text: str, code: str) -> Family:
-    """Returns the record of a class in LLaVA's code. text: the text model's type.
+def _llava(text_type: str, source: str) -> Family:
+    """Returns the record of a class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
     """
     return Family(
         None,
-        text=text,
+        text_type=text_type,
         text_section="llm_cfg",
-        ties="text",
-        uncounted={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
-        ignored=LLAVA_FIELDS,
-        code=code,
+        tying_source="text",
+        uncounted_fields={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
+        ignored_fields=LLAVA_FIELDS,
+        source=source,
     )
 
 
@@ -145,124 +145,124 @@ FAMILIES = {
     "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
     "logics": replace(
         _llava("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
-        generates=True,
-        ignored=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
+        generates_text=True,
+        ignored_fields=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
     ),
     "phi4-siglip": replace(
-        _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates=True
+        _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates_text=True
     ),
     "minicpmv": Family(
         _minicpmv,
-        ignored=MINICPM_FIELDS | {"vision_config"},
-        towers="MiniCPMV",
+        ignored_fields=MINICPM_FIELDS | {"vision_config"},
+        tower_class_prefixes="MiniCPMV",
         tower_file="published_code",
-        code=f"{VLLM}minicpmv.py",
+        source=f"{VLLM}minicpmv.py",
     ),
     "minicpmo": Family(
         _minicpmo,
-        uncounted={"tts_config": "its speech decoder is not counted"},
-        ignored=MINICPM_FIELDS | {"vision_config", "audio_config"},
-        towers="MiniCPMO",
+        uncounted_fields={"tts_config": "its speech decoder is not counted"},
+        ignored_fields=MINICPM_FIELDS | {"vision_config", "audio_config"},
+        tower_class_prefixes="MiniCPMO",
         tower_file="published_code",
-        code=f"{VLLM}minicpmo.py",
+        source=f"{VLLM}minicpmo.py",
     ),
     "dots_ocr": Family(
         None,
-        text="qwen2",
-        ties="text",
-        ignored=frozenset({"attention_bias", "vision_config"}),
-        towers="DotsOCR",
+        text_type="qwen2",
+        tying_source="text",
+        ignored_fields=frozenset({"attention_bias", "vision_config"}),
+        tower_class_prefixes="DotsOCR",
         tower_file="published_code",
-        code=f"{VLLM}dots_ocr.py",
+        source=f"{VLLM}dots_ocr.py",
     ),
     "GOT": Family(
         None,
-        text="qwen2",
-        ties="text",
-        uncounted={"vision_tower": f"{NOT_COUNTED}: {{}}"},
-        ignored=frozenset({"image_token_len", "freeze_vision_tower", "use_im_start_end", "vision_select_layer"})
+        text_type="qwen2",
+        tying_source="text",
+        uncounted_fields={"vision_tower": f"{NOT_COUNTED}: {{}}"},
+        ignored_fields=frozenset({"image_token_len", "freeze_vision_tower", "use_im_start_end", "vision_select_layer"})
         | {"im_end_token", "im_patch_token", "im_start_token"},
-        code=f"{GITHUB}Ucas-HaoranWei/GOT-OCR2.0/blob/main/GOT-OCR-2.0-master/GOT/model/GOT_ocr_2_0.py",
+        source=f"{GITHUB}Ucas-HaoranWei/GOT-OCR2.0/blob/main/GOT-OCR-2.0-master/GOT/model/GOT_ocr_2_0.py",
     ),
     **{
         kind: Family(
             None,
-            text="qwen3",
-            ties="text",
-            ignored=frozenset({"attention_bias", "vision_config"}),
+            text_type="qwen3",
+            tying_source="text",
+            ignored_fields=frozenset({"attention_bias", "vision_config"}),
             tower_file="published_code",
-            code=f"{VLLM}{file}",
+            source=f"{VLLM}{file}",
         )
         for kind, file in (("Keye", "keye.py"), ("KeyeVL1_5", "keye_vl1_5.py"))
     },
     "videollama3_qwen2": Family(
         None,
-        text="qwen2",
-        ties="text",
-        uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
-        towers="Videollama3",
+        text_type="qwen2",
+        tying_source="text",
+        uncounted_fields={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
+        tower_class_prefixes="Videollama3",
         tower_file="siglip",
-        ignored=LLAVA_FIELDS
+        ignored_fields=LLAVA_FIELDS
         | field_names("mm_hidden_size image_size is_alignment mm_attn_implementation num_frames use_token_compression"),
-        code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
+        source=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
     ),
     **{
         kind: Family(
             _moondream,
             {"config": None, "text_config": None},
-            ignored=frozenset({"vision_config"}),
-            generates=True,
-            towers="HfMoondream",
+            ignored_fields=frozenset({"vision_config"}),
+            generates_text=True,
+            tower_class_prefixes="HfMoondream",
             tower_file="published_code",
-            code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
+            source=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
         )
         for kind in ("moondream1", "moondream2")
     },
     "isaac": Family(
         None,
-        text="qwen3",
-        ties="text",
+        text_type="qwen3",
+        tying_source="text",
         tower_file="published_code",
-        ignored=field_names(
+        ignored_fields=field_names(
             """
             pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config vision_max_num_patches
             vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
             """
         ),
-        code=f"{VLLM}isaac.py",
+        source=f"{VLLM}isaac.py",
     ),
     "youtu_vl": Family(
         None,
-        text="youtu",
-        ties="text",
+        text_type="youtu",
+        tying_source="text",
         uncounted_encoders={"vision_config": "siglip2"},
-        code=f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/youtu_vl/language.py",
+        source=f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/youtu_vl/language.py",
     ),
     "kimi_audio": Family(
         None,
-        text="qwen2",
-        ties="text",
-        uncounted={
+        text_type="qwen2",
+        tying_source="text",
+        uncounted_fields={
             "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
             "kimia_adaptor_input_dim": NOT_COUNTED,
         },
-        ignored=field_names(
+        ignored_fields=field_names(
             """
             kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
             kimia_mimo_transformer_from_layer_index kimia_text_output_vocab kimia_token_offset num_audio_special_tokens
             num_base_tokens use_whisper_feature
             """
         ),
-        code=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
+        source=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
     ),
     "phi4mm": Family(
         None,
-        text="phi4_multimodal",
-        ties="text",
-        uncounted={
+        text_type="phi4_multimodal",
+        tying_source="text",
+        uncounted_fields={
             **dict.fromkeys(("img_processor", "audio_processor", "embd_layer"), NOT_COUNTED),
             **dict.fromkeys(("vision_lora", "speech_lora"), "its low-rank adapter is not counted"),
         },
-        code=f"{HUB}microsoft/Phi-4-multimodal-instruct modeling_phi4mm.py",
+        source=f"{HUB}microsoft/Phi-4-multimodal-instruct modeling_phi4mm.py",
     ),
 }

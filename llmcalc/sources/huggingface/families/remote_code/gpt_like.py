@@ -1,7 +1,8 @@
-"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, nanoGPT, the first Phi and StableLM,
-Falcon's first files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
+"""Decoders with LayerNorm (CodeShell, Jais, nanoGPT, the first Phi, StableLM and Falcon), and with sizes per layer.
 
-Sources: the modeling files of the models' repositories, vLLM's and mlx-lm's, in `Family.code` of each model type.
+OpenELM and the models of NVIDIA's architecture search have heads and FFN widths that differ by layer.
+
+Sources: the modeling files of the models' repositories, vLLM's and mlx-lm's, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _gpt(config: Config, mixer: Table, network: Table, head: Table | None = None
 
 def _codeshell(config: Config) -> Table:
     """Reads CodeShell: GPT-2's layers with RoPE and grouped keys and values."""
-    config.must("position_embedding_type", "rope")
+    config.require("position_embedding_type", "rope")
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.size("num_key_value_heads")
@@ -60,7 +61,7 @@ def _jais(config: Config) -> Table:
     mixer = full_width_heads(config, **position, **biases(True, *QKVO))
     if config.text("activation_function") == "swiglu":
         network: Table = {
-            "intermediate_size": config.maybe("n_inner") or 4 * config.size("hidden_size"),
+            "intermediate_size": config.optional_size("n_inner") or 4 * config.size("hidden_size"),
             "hidden_act": "silu",
             "gated": True,
             **biases(True, "gate_bias", "up_bias", "down_bias"),
@@ -88,14 +89,14 @@ def _phi(config: Config) -> Table:
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
     """
-    heads, rotary = config.size("num_attention_heads"), config.size("rotary_dim")
+    heads, rotary_dim = config.size("num_attention_heads"), config.size("rotary_dim")
     for name in ("n_head_kv", "head_dim"):
         if config.has(name):
-            config.must(name, None, heads)
-    position = {"type": "rope", "rotary_dim": rotary}
+            config.require(name, None, heads)
+    position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
     network = plain_ffn(config, "n_inner", "activation_function")
-    experts = config.maybe("num_local_experts")
+    experts = config.optional_size("num_local_experts")
     if experts is not None:
         network = moe(experts, config.size("num_experts_per_tok"), network)
     return _gpt(config, mixer, network, {"bias": True}, parallel="shared")
@@ -110,7 +111,7 @@ def _stablelm_epoch(config: Config) -> Table:
 def _refined_web(config: Config) -> Table:
     """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
     bias, heads = config.flag("bias"), config.size("num_attention_heads")
-    kv_heads = config.maybe("n_head_kv") or (1 if config.flag("multi_query") else heads)
+    kv_heads = config.optional_size("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
     mixer = full_width_heads(config, position=position, **biases(bias, *QKVO))
     if kv_heads != heads:
@@ -129,12 +130,14 @@ def _refined_web(config: Config) -> Table:
 
 def _phi3small(config: Config) -> Table:
     """Reads Phi-3-small, whose layers with blocks of keys are counted as full attention."""
-    if config.maybe("dense_attention_every_n_layers") not in (None, 1):
+    if config.optional_size("dense_attention_every_n_layers") not in (None, 1):
         config.notes.append(
             "dense_attention_every_n_layers: the other layers attend to some blocks of keys; counted as full attention"
         )
-    config.must("hidden_act", "gegelu")
-    width = config.maybe("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size("hidden_size")
+    config.require("hidden_act", "gegelu")
+    width = config.optional_size("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size(
+        "hidden_size"
+    )
     network = {
         "intermediate_size": width,
         "hidden_act": "gelu",
@@ -147,16 +150,16 @@ def _phi3small(config: Config) -> Table:
 
 def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], bool], expected_text: str) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
-    values = config.get(name)
-    if not isinstance(values, list) or len(values) != length or not all(map(is_value, values)):
-        raise config.wrong(name, values, f"{length} values, {expected_text}")
-    return values
+    layer_values = config.get(name)
+    if not isinstance(layer_values, list) or len(layer_values) != length or not all(map(is_value, layer_values)):
+        raise config.error(name, layer_values, f"{length} values, {expected_text}")
+    return layer_values
 
 
 def _checked_width(config: Config, name: str, width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if width > LARGEST:
-        raise config.wrong(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
+        raise config.error(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
     return width
 
 
@@ -171,16 +174,16 @@ def _is_size(value: Any) -> bool:
 def _openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
     depth, width, divisor = config.size("num_hidden_layers"), config.size("hidden_size"), config.size("ffn_dim_divisor")
-    config.must("ffn_with_glu", True)
+    config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.size("head_dim")
-    normed = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
+    qk_norms = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
     queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
     groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
     multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
     layers = []
     for heads, kv_heads, multiplier in zip(queries, groups, multipliers, strict=True):
         if heads % kv_heads:
-            raise config.wrong("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
+            raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
         unrounded_width = multiplier * width
         ffn_width = max(divisor, int(unrounded_width + divisor / 2) // divisor * divisor)
         ffn_width = _checked_width(
@@ -195,7 +198,7 @@ def _openelm(config: Config) -> Table:
                         "num_key_value_heads": kv_heads,
                         "head_dim": head_dim,
                         "position": rope(config, theta_name="rope_freq_constant"),
-                        **normed,
+                        **qk_norms,
                     },
                     "feed_forward": {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True},
                 },
@@ -211,24 +214,24 @@ def _nemotron_nas(config: Config) -> Table:
     width = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
+    block_tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
-    for i, table in enumerate(tables):
+    for i, table in enumerate(block_tables):
         mixer, network = (_block_part(config, i, table, name) for name in ("attention", "ffn"))
         changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
-        label = []
+        part_labels = []
         if not mixer.flag("no_op"):
-            kv_heads = mixer.divided("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
+            kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
             changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(attention_bias, *QKVO),
             }
-            if mixer.maybe("window_length") is not None:
+            if mixer.optional_size("window_length") is not None:
                 changes["attention"]["sliding_window"] = mixer.size("window_length")
-            label.append(f"kv{kv_heads}")
+            part_labels.append(f"kv{kv_heads}")
         if not network.flag("no_op"):
             unrounded_width = int(2 * network.number("ffn_mult") * width / 3)
             ffn_width = _checked_width(network, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
@@ -238,28 +241,23 @@ def _nemotron_nas(config: Config) -> Table:
                 "gated": True,
                 **biases(mlp_bias, "gate_bias", "up_bias", "down_bias"),
             }
-            label.append(f"ffn{ffn_width}")
-        layers.append(("_".join(label) or "empty", changes))
+            part_labels.append(f"ffn{ffn_width}")
+        layers.append(("_".join(part_labels) or "empty", changes))
     block = {**layers[0][1], "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
 def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
-    location = f"{config.where}block_configs[{layer}]."
-    part_table = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
-    fields = Config(part_table, BLOCK_PART, config.model_type, where=f"{location}{name}.")
-    fields.must("replace_with_linear", False)
-    fields.must("sparsify", None)
+    location = f"{config.location}block_configs[{layer}]."
+    part_table = Config({name: table.get(name)}, {}, config.model_type, location=location).table(name)
+    fields = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{name}.")
+    fields.require("replace_with_linear", False)
+    fields.require("sparsify", None)
     return fields
 
 
-BLOCK_PART: dict[str, Any] = {
-    "no_op": False,
-    "replace_with_linear": False,
-    "sparsify": None,
-    "window_length": None,
-}
+BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}
 
 COMMON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
 GPT2_NAMES = {
@@ -274,7 +272,7 @@ PHI = Family(
     | {"num_local_experts": None},
     frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
     aliases=GPT2_NAMES,
-    code=f"{HUB}microsoft/phi-1_5 modeling_mixformer_sequential.py",
+    source=f"{HUB}microsoft/phi-1_5 modeling_mixformer_sequential.py",
 )
 REFINED_WEB = Family(
     _refined_web,
@@ -288,7 +286,7 @@ REFINED_WEB = Family(
     },
     frozenset({"apply_residual_connection_post_layernorm", "parallel_attn"}),
     aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
-    code=f"{HUB}tiiuae/falcon-40b modelling_RW.py",
+    source=f"{HUB}tiiuae/falcon-40b modelling_RW.py",
 )
 
 FAMILIES = {
@@ -310,7 +308,7 @@ FAMILIES = {
             """
         ),
         aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
-        code=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
+        source=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
     ),
     "jais": Family(
         _jais,
@@ -329,14 +327,14 @@ FAMILIES = {
             """
         ),
         aliases=GPT2_NAMES,
-        code=f"{VLLM}jais.py",
+        source=f"{VLLM}jais.py",
     ),
     "nanogpt": Family(
         _nanogpt,
         {"block_size": 1024, "vocab_size": 50304, "bias": True, "tie_word_embeddings": True},
         aliases={**GPT2_NAMES, "max_position_embeddings": "block_size"},
-        dropout=dict.fromkeys(GPT2_DROPOUT, "dropout"),
-        code=f"{GITHUB}karpathy/nanoGPT/blob/master/model.py",
+        dropout_fields=dict.fromkeys(GPT2_DROPOUT, "dropout"),
+        source=f"{GITHUB}karpathy/nanoGPT/blob/master/model.py",
     ),
     "mixformer-sequential": PHI,
     "phi-msft": PHI,
@@ -357,13 +355,13 @@ FAMILIES = {
             "num_hidden_layers": "num_layers",
             "num_attention_heads": "num_heads",
         },
-        code=f"{MLX}phixtral.py",
+        source=f"{MLX}phixtral.py",
     ),
     "stablelm_epoch": Family(
         _stablelm_epoch,
         {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},
         frozenset({"num_heads", "rotary_scaling_factor"}),
-        code=f"{HUB}stabilityai/stable-code-3b modeling_stablelm_epoch.py",
+        source=f"{HUB}stabilityai/stable-code-3b modeling_stablelm_epoch.py",
     ),
     "RefinedWeb": REFINED_WEB,
     "RefinedWebModel": replace(
@@ -388,7 +386,7 @@ FAMILIES = {
             reorder_and_upcast_attn rope_position_scale
             """
         ),
-        code=f"{MLX}phi3small.py",
+        source=f"{MLX}phi3small.py",
     ),
     "openelm": Family(
         _openelm,
@@ -400,7 +398,7 @@ FAMILIES = {
             "max_position_embeddings": "max_context_length",
             "tie_word_embeddings": "share_input_output_layers",
         },
-        code=f"{MLX}openelm.py",
+        source=f"{MLX}openelm.py",
     ),
     "nemotron-nas": Family(
         _nemotron_nas,
@@ -412,6 +410,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"intermediate_size", "num_key_value_heads"}),
-        code=f"{MLX}nemotron-nas.py",
+        source=f"{MLX}nemotron-nas.py",
     ),
 }

@@ -1,6 +1,6 @@
 """GroveMoE: Qwen3-MoE's layers, with a small adjugate expert beside each pair of experts.
 
-Wu et al. 2025 (arXiv:2508.07785). Source: the modeling file in `Family.code`.
+Wu et al. 2025 (arXiv:2508.07785). Source: the modeling file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _grove_moe(config: Config) -> Table:
     table = qwen3_moe(config)
     stack = table["decoder"]
     if config.size("num_experts") % EXPERTS_PER_GROUP:
-        raise config.wrong("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
+        raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
     layer_tables = [stack["block"], *stack.get("variants", {}).values()]
     for layer_table in layer_tables:
         network = layer_table.get("feed_forward", {})
@@ -47,6 +47,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
-        code=f"{CODE}/models/qwen3_moe/modeling_qwen3_moe.py",
-    ),
+        source=f"{CODE}/models/qwen3_moe/modeling_qwen3_moe.py",
+    )
 }

@@ -1,6 +1,6 @@
 """Jet-Nemotron: Qwen2's layers, most of them with linear attention (JetBlock) instead of softmax attention.
 
-Gu et al. 2025 (arXiv:2508.15884). Sources: the modeling file in `Family.code`, and SGLang's models/jet_nemotron.py.
+Gu et al. 2025 (arXiv:2508.15884). Sources: the modeling file in `Family.source`, and SGLang's models/jet_nemotron.py.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ SECTION = "efficient_attention_config"
 def _jet_nemotron(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     heads = config.size("num_attention_heads")
-    head_dim = config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    head_dim = config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
     if not config.has("layer_types"):
         expected = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
-        raise config.wrong("layer_types", config.data.get("layer_types"), expected)
-    names = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
-    kinds: Table = {}
-    if "full" in names:
-        kinds["full"] = {"attention": mixer}
-    if "sliding" in names:
+        raise config.error("layer_types", config.data.get("layer_types"), expected)
+    layer_kinds = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
+    layer_changes: Table = {}
+    if "full" in layer_kinds:
+        layer_changes["full"] = {"attention": mixer}
+    if "sliding" in layer_kinds:
         window = _section(config, "swa", {}).size("window_size")
-        kinds["sliding"] = {"attention": {**mixer, "sliding_window": window}}
-    if "linear" in names:
-        kinds["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
+        layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
+    if "linear" in layer_kinds:
+        layer_changes["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
 
 def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
-    location = f"{config.where}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, where=location).table(name)
-    return Config(section, defaults, config.model_type, where=f"{location}{name}.")
+    location = f"{config.location}{SECTION}."
+    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(name)
+    return Config(section, defaults, config.model_type, location=f"{location}{name}.")
 
 
 def _jet_block(config: Config, fields: Config) -> Table:
     heads, key_dim, value_expansion = fields.size("num_heads"), fields.size("head_dim"), fields.number("expand_v")
     value_dim, exact_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, exact_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
-        raise fields.wrong("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
+        raise fields.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, reduction = heads * value_dim, fields.size("dconv_generator_reduction")
     if reduction > value_width:
-        raise fields.wrong("dconv_generator_reduction", reduction, f"at most {value_width}, the width of all values")
+        raise fields.error("dconv_generator_reduction", reduction, f"at most {value_width}, the width of all values")
     return {
         "type": "jet_block",
         "linear_num_value_heads": heads,
@@ -80,9 +80,9 @@ def _epsilon(fields: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
     value = fields.get("norm_eps")
     try:
-        return Config({"norm_eps": float(value)}, {}, fields.model_type, where=fields.where).number("norm_eps")
+        return Config({"norm_eps": float(value)}, {}, fields.model_type, location=fields.location).number("norm_eps")
     except (TypeError, ValueError):
-        raise fields.wrong("norm_eps", value, "a number") from None
+        raise fields.error("norm_eps", value, "a number") from None
 
 
 FAMILIES = {
@@ -96,6 +96,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"max_window_layers", "use_mrope"}),
-        code="https://github.com/NVlabs/Jet-Nemotron/blob/main/jetai/modeling/hf/modeling_jet_nemotron.py",
-    ),
+        source="https://github.com/NVlabs/Jet-Nemotron/blob/main/jetai/modeling/hf/modeling_jet_nemotron.py",
+    )
 }

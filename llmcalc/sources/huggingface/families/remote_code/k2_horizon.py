@@ -37,31 +37,33 @@ def _k2_horizon(config: Config) -> Table:
     depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
     norm = float32_rmsnorm(eps, groups=config.size("layernorm_num_groups"))
     if config.size("hidden_size") % norm["groups"]:
-        raise config.wrong("layernorm_num_groups", norm["groups"], "a divisor of hidden_size")
+        raise config.error("layernorm_num_groups", norm["groups"], "a divisor of hidden_size")
     head_dim = config.size("head_dim")
     config.fields_read |= SPARSE_FIELDS
-    rotary = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
-    if rotary > head_dim or rotary % 2:
-        raise config.wrong("rope_head_dim", rotary, f"an even number up to head_dim, {head_dim}")
-    gate: Table = {}
+    rotary_dim = head_dim if config.get("rope_head_dim") is None else config.size("rope_head_dim")
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
+    output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
-        gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
-    window = config.maybe("sliding_window") if config.flag("use_sliding_window") else None
+        output_gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
+    window = config.optional_size("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,
-        position=rope(config, rotary / head_dim),
+        position=rope(config, rotary_dim / head_dim),
         sliding_window=window,
-        **gate,
+        **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
         **(qk_norm(float32_rmsnorm(eps), scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
-    dense = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    dense_indices = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     step = config.size("decoder_sparse_step")
-    names = ["moe" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(depth)]
-    sparse = _sparse_layer(config, experts) if "moe" in names else {}
-    return decoder(config, block, norm, stack=combined_kinds((names, {"dense": {}, "moe": sparse})))
+    layer_kinds = [
+        "moe" if experts and i not in dense_indices and (i + 1) % step == 0 else "dense" for i in range(depth)
+    ]
+    sparse = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse})))
 
 
 def _sparse_layer(config: Config, experts: int) -> Table:
@@ -81,12 +83,12 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     value_experts = config.count("mova_num_experts")
     if not value_experts:
         return {"feed_forward": network}
-    values = {
+    value_projection = {
         "num_experts": value_experts,
         "num_experts_per_tok": config.size("mova_num_experts_per_tok"),
         "router": router,
     }
-    return {"feed_forward": network, "attention": {"value_experts": values}}
+    return {"feed_forward": network, "attention": {"value_experts": value_projection}}
 
 
 FAMILIES = {
@@ -123,6 +125,6 @@ FAMILIES = {
             "mova_num_experts_per_tok": 0,
         },
         frozenset({"norm_topk_prob", "padding_idx", "router_scaling_factor"}),
-        code="https://github.com/huggingface/transformers/blob/main/src/transformers/models/k2_horizon",
-    ),
+        source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/k2_horizon",
+    )
 }

@@ -13,17 +13,17 @@ from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
-from ..deepseek.deepseek import SIGMOID, mla
+from ..deepseek.deepseek import SIGMOID, latent_attention
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
 
 def _kimi_k3(config: Config) -> Table:
-    config.must("moe_layer_freq", 1)
-    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    config.require("moe_layer_freq", 1)
+    config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
-    experts, block_size = _latent_experts(config), config.maybe("attn_res_block_size")
-    base: Table = layer_table(mixers.linear, experts, norm)
+    experts, block_size = _latent_experts(config), config.optional_size("attn_res_block_size")
+    base_layer: Table = layer_table(mixers.linear, experts, norm)
     changes: dict[str, Table] = {
         "linear": {},
         "full": {"attention": mixers.full},
@@ -36,16 +36,16 @@ def _kimi_k3(config: Config) -> Table:
         for mixer, network in zip(mixers.kinds, network_kinds, strict=True)
     ]
     if block_size is None:
-        return decoder(config, base, norm, stack=stack_of_layers(layers))
-    return block_residual_decoder(config, base, layers, block_size, first_is_idle=True)
+        return decoder(config, base_layer, norm, stack=stack_of_layers(layers))
+    return block_residual_decoder(config, base_layer, layers, block_size, first_is_idle=True)
 
 
 def block_residual_decoder(
-    config: Config, base: Table, layers: list[tuple[str, Table]], block_size: int, *, first_is_idle: bool = False
+    config: Config, base_layer: Table, layers: list[tuple[str, Table]], block_size: int, *, first_is_idle: bool = False
 ) -> Table:
     """Returns a decoder whose sublayers read the residual sums of all earlier blocks of `block_size` layers.
 
-    base: the layer that the others differ from.
+    base_layer: the layer that the others differ from.
     layers: the kind of each layer and its changes.
     first_is_idle: whether the first layer holds the weights with which attention reads finished blocks, of which it has
         none.
@@ -57,9 +57,15 @@ def block_residual_decoder(
         name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
         idle = {"idle_residual": True} if first_is_idle and not index else {}
         placed_layers.append((name, {**changes, **residuals, **idle}))
-    block = {**base, "type": "block_residual", "attention_blocks": 1, "feed_forward_blocks": 1, "starts_block": False}
-    streams = {"type": "block_residual", "blocks": ceil_div(len(layers), block_size), "norm": base["norm"]}
-    return decoder(config, block, base["norm"], stack={**stack_of_layers(placed_layers), "streams": streams})
+    block = {
+        **base_layer,
+        "type": "block_residual",
+        "attention_blocks": 1,
+        "feed_forward_blocks": 1,
+        "starts_block": False,
+    }
+    streams = {"type": "block_residual", "blocks": ceil_div(len(layers), block_size), "norm": base_layer["norm"]}
+    return decoder(config, block, base_layer["norm"], stack={**stack_of_layers(placed_layers), "streams": streams})
 
 
 class _Mixers(NamedTuple):
@@ -83,32 +89,29 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
     if stated_bound is not None:
         bound = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
         if bound["kda_lower_bound"] >= 0:
-            raise linear_config.wrong("gate_lower_bound", stated_bound, "a number below 0")
-    linear = kda(
-        config,
-        linear_config,
-        full_rank_output_gate=linear_config.flag("use_full_rank_gate"),
-        **bound,
+            raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
+    linear_attention = kda(
+        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **bound
     )
-    gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
-    full_attention = mla(config, mla_use_nope=config.flag("mla_use_nope"), **gate)
+    output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
+    full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)
-    linear_config.close(frozenset(), config)
-    return _Mixers(linear, full_attention, layer_kinds)
+    linear_config.finish(frozenset(), config)
+    return _Mixers(linear_attention, full_attention, layer_kinds)
 
 
 def _latent_experts(config: Config) -> Table:
     """Returns routed experts on a latent width, and the shared experts as one network."""
-    width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")
-    normed = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
-    latent: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **normed}}
+    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    latent_width, eps = config.optional_size("routed_expert_hidden_size"), config.number("rms_norm_eps")
+    output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
+    latent_fields: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **output_norm}}
     return moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=width * shared_count) if shared_count else None,
-        **latent,
+        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+        **latent_fields,
         **SIGMOID,
     )
 
@@ -117,8 +120,8 @@ FAMILIES = {
     "kimi_k3": Family(
         None,
         {"tie_word_embeddings": False},
-        text="kimi_k3_text",
-        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_k3.py",
+        text_type="kimi_k3_text",
+        source=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_k3.py",
         tower_file="published_code",
     ),
     "kimi_k3_text": Family(
@@ -136,8 +139,8 @@ FAMILIES = {
         | {"activation_situ_beta", "activation_situ_linear_beta", "num_nextn_predict_layers", "topk_method"},
         aliases=KIMI_NAMES,
         modules={**KDA_MODULES, "latent_in": "routed_expert_down_proj", "latent_out": "routed_expert_up_proj"},
-        earlier={"mlp": "block_sparse_moe"},
-        unconverted=(r"re:.*routed_expert_(down|up)_proj",),
-        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_linear.py",
+        earlier_names={"mlp": "block_sparse_moe"},
+        unconverted_modules=(r"re:.*routed_expert_(down|up)_proj",),
+        source=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_linear.py",
     ),
 }

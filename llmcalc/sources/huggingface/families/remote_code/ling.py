@@ -2,7 +2,7 @@
 
 All of them state the model type `bailing_hybrid`, whose class in transformers is Ling 3's without that low rank.
 
-Sources: vLLM's files in `Family.code` of each model type.
+Sources: vLLM's files in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, rmsnorm, uncounted_prediction
-from ..deepseek.deepseek import LATENT, mla
+from ..deepseek.deepseek import LATENT, latent_attention
 from ..recurrent import delta
 from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
@@ -28,7 +28,7 @@ def _ling_2_5(config: Config) -> Table:
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
-    mixer_kinds: Table = {"linear": {}, "full": {"attention": mla(config)}}
+    mixer_kinds: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, bias)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
 
@@ -46,15 +46,15 @@ FAMILIES = {
         ),
         aliases={"linear_silu": "use_linear_silu"},
         grouped_router=True,
-        code=f"{VLLM}bailing_moe_linear.py",
+        source=f"{VLLM}bailing_moe_linear.py",
     ),
     "bailing_moe_v3": replace(
         delta.FAMILIES["bailing_hybrid"],
-        read=delta.ling_3,
+        read_model=delta.ling_3,
         defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
         grouped_router=True,
-        code=f"{VLLM}bailing_moe_v3.py",
-        writes={},
+        source=f"{VLLM}bailing_moe_v3.py",
+        field_writers={},
         modules={},
     ),
 }

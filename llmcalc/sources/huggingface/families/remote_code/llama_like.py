@@ -2,7 +2,7 @@
 
 PLaMo has its attention and its network side by side.
 
-Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import LATENT, mla
+from ..deepseek.deepseek import LATENT, latent_attention
 from ..llama.llama import llama_like
 
 
@@ -41,13 +41,13 @@ def _xverse(config: Config) -> Table:
     """Reads XVERSE and XVERSE-MoE, which has experts in every layer and one wide FFN for the shared experts."""
     table = _llama(config)
     if config.has("num_experts"):
-        shared_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
+        shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
         width = config.size("intermediate_size")
         table["decoder"]["block"]["feed_forward"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             glu(config),
-            glu(config, width=width * shared_count) if shared_count else None,
+            glu(config, width=width * shared_expert_count) if shared_expert_count else None,
         )
     return table
 
@@ -85,7 +85,7 @@ def _minicpm(config: Config) -> Table:
 
 def _mobilellm(config: Config) -> Table:
     """Reads MobileLLM: `share_embedding` ties the head; weight sharing of adjacent layers is not supported."""
-    config.must("layer_sharing", False)
+    config.require("layer_sharing", False)
     return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 
 
@@ -104,11 +104,11 @@ def _maincoder(config: Config) -> Table:
 
 def _plm(config: Config) -> Table:
     """Reads PLM: latent attention without a low rank of queries, and a network of ReLU² without a gate."""
-    config.must("q_lora_rank", None)
+    config.require("q_lora_rank", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
     network = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
-    block = layer_table(mla(config), network, norm)
+    block = layer_table(latent_attention(config), network, norm)
     return decoder(config, block, norm)
 
 
@@ -129,7 +129,7 @@ def _orion(config: Config) -> Table:
 
 def _telechat(config: Config) -> Table:
     """Reads TeleChat 1 and 2: only the projections back to the residual stream have a bias."""
-    config.must("embed_layernorm", False)
+    config.require("embed_layernorm", False)
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
     network = {
@@ -165,7 +165,7 @@ def _solar(config: Config) -> Table:
 def _plamo(config: Config) -> Table:
     """Reads PLaMo 1: `n_shared_head` query heads share a key and value head; a layer has a single norm."""
     norm, heads = rmsnorm(config.number("rms_norm_eps")), config.size("num_attention_heads")
-    kv_heads = config.divided("n_shared_head", heads, config.size("n_shared_head"))
+    kv_heads = config.quotient("n_shared_head", heads, config.size("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
     mixer = attention(config, num_key_value_heads=kv_heads)
     block = layer_table(mixer, glu(config), norm)
@@ -179,8 +179,8 @@ def _cogvlm(config: Config) -> Table:
     an image.
     """
     mixer, hidden_size = attention(config), config.size("hidden_size")
-    heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
-    qkv = hidden_size + 2 * config.divided("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
+    heads, kv_heads = config.size("num_attention_heads"), config.optional_size("num_key_value_heads")
+    qkv = hidden_size + 2 * config.quotient("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
     layer = (
         (hidden_size if kv_heads is None else hidden_size + 1) * qkv
         + hidden_size * hidden_size
@@ -207,39 +207,41 @@ FAMILIES = {
         _internlm,
         {**COMMON, "bias": True},
         frozenset({"rotary"}),
-        code=f"{HUB}internlm/internlm-7b modeling_internlm.py",
+        source=f"{HUB}internlm/internlm-7b modeling_internlm.py",
     ),
-    "internlm2": Family(_internlm, {**COMMON, "bias": True}, code=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"),
+    "internlm2": Family(
+        _internlm, {**COMMON, "bias": True}, source=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"
+    ),
     "PanguEmbedded": Family(
         _internlm,
         {**COMMON, "bias": True},
-        code="https://github.com/wujing215/OpenPangu7B-on-NVIDIA modeling_openpangu_dense.py",
+        source="https://github.com/wujing215/OpenPangu7B-on-NVIDIA modeling_openpangu_dense.py",
     ),
     "baichuan": Family(
         _baichuan,
         COMMON,
         frozenset({"z_loss_weight"}),
-        code=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
+        source=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
     ),
     "minicpm": Family(
         _minicpm,
         {**COMMON, "attention_bias": False, "tie_word_embeddings": True},
         frozenset({"scale_emb", "scale_depth", "dim_model_base", "mup_denominator"}),
-        code=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
+        source=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
     ),
     "teleflm": Family(
         _telechat3,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"input_mult", "output_mult", "mup_scale_factor", "use_mup"}),
-        code=f"{VLLM}teleflm.py",
+        source=f"{VLLM}teleflm.py",
     ),
-    "maincoder": Family(_maincoder, {**COMMON, "attention_bias": False}, code=f"{LLAMA_CPP}maincoder.cpp"),
-    "kormo": Family(_llama, COMMON, frozenset({"mask_type"}), code=f"{LLAMA_CPP}qwen2.cpp"),
+    "maincoder": Family(_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "kormo": Family(_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
     "plm": Family(
         _plm,
         {**COMMON, **LATENT, "q_lora_rank": None, "attention_bias": False, "mlp_bias": False}
         | {"tie_word_embeddings": True},
-        code=f"{LLAMA_CPP}plm.cpp",
+        source=f"{LLAMA_CPP}plm.cpp",
     ),
     "lille-130m": Family(
         _lille,
@@ -251,9 +253,9 @@ FAMILIES = {
             "num_key_value_heads": "n_kv_heads",
             "max_position_embeddings": "block_size",
         },
-        code=f"{MLX}lille-130m.py",
+        source=f"{MLX}lille-130m.py",
     ),
-    "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
+    "orion": Family(_orion, COMMON, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
         _telechat,
         {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "embed_layernorm": False},
@@ -264,60 +266,53 @@ FAMILIES = {
             "intermediate_size": "ffn_hidden_size",
             "max_position_embeddings": "seq_length",
         },
-        code=f"{VLLM}telechat2.py",
+        source=f"{VLLM}telechat2.py",
     ),
     "telechat3": Family(
-        _telechat3,
-        {**COMMON, "attention_bias": False, "mlp_bias": False},
-        code=f"{MLX}telechat3.py",
+        _telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
     ),
     "mobilellm": Family(
         _mobilellm,
         {**COMMON, "attention_bias": False, "layer_sharing": False, "tie_word_embeddings": False},
         frozenset({"mlp_bias"}),
         aliases={"tie_word_embeddings": "share_embedding"},
-        code=f"{HUB}facebook/MobileLLM-125M modeling_mobilellm.py",
+        source=f"{HUB}facebook/MobileLLM-125M modeling_mobilellm.py",
     ),
     "exaone": Family(
         _exaone,
         {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         aliases={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"},
-        code=f"{HUB}LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct modeling_exaone.py",
+        source=f"{HUB}LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct modeling_exaone.py",
     ),
     "step1": Family(
         _step1,
         {**COMMON, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
         aliases={"num_key_value_heads": "num_attention_groups"},
-        code=f"{VLLM}step1.py",
+        source=f"{VLLM}step1.py",
     ),
     "solar": Family(
         _solar,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
-        code=f"{SGLANG}solar.py",
+        source=f"{SGLANG}solar.py",
     ),
     "cogvlm": Family(
         _cogvlm,
         {**COMMON, "rms_norm_eps": 1e-5},
         frozenset({"template_version"}),
-        uncounted={"vision_config": "its encoder is not counted"},
+        uncounted_fields={"vision_config": "its encoder is not counted"},
         aliases={"num_key_value_heads": "num_multi_query_heads"},
-        code=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
+        source=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
-    "plamo": Family(
-        _plamo,
-        {**COMMON, "n_shared_head": 8},
-        frozenset({"rope_traditional"}),
-        code=f"{MLX}plamo.py",
-    ),
+    "plamo": Family(_plamo, {**COMMON, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"),
     "xverse": Family(
         _xverse,
         COMMON,
         frozenset({"norm_topk_prob"}),
         aliases={"num_experts_per_tok": "moe_top_k"},
-        code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
+        source=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
     ),
-    "skywork": Family(_llama, COMMON, code=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
-    "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),
-    "Yi": Family(_llama, COMMON, code=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
+    "skywork": Family(_llama, COMMON, source=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
+    "aquila": Family(_llama, COMMON, source=f"{VLLM}aquila.py"),
+    "Yi": Family(_llama, COMMON, source=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }

@@ -1,6 +1,6 @@
 """LongCat-Flash-Lite: LongCat-Flash with additional n-gram embeddings.
 
-Source: the file in `Family.code`; its hashes of n-grams have no parameters.
+Source: the file in `Family.source`; its hashes of n-grams have no parameters.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def _longcat_flash_ngram(config: Config) -> Table:
     """
     table = longcat_flash.longcat_flash(config)
     hidden, longest_ngram = config.size("hidden_size"), config.size("emb_neighbor_num")
-    tables = config.size("emb_split_num") * (longest_ngram - 1)
-    if not 1 <= tables <= MOST_TABLES:
-        raise config.wrong("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
+    table_count = config.size("emb_split_num") * (longest_ngram - 1)
+    if not 1 <= table_count <= MOST_TABLES:
+        raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
     rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
-    if rows + 2 * tables > LARGEST:
-        raise config.wrong(
+    if rows + 2 * table_count > LARGEST:
+        raise config.error(
             "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
         )
     table["decoder"]["ngram_embedding"] = {
-        "vocab_sizes": [rows + 2 * i + 1 for i in range(tables)],
-        "embedding_size": config.divided("emb_split_num", hidden, tables),
+        "vocab_sizes": [rows + 2 * i + 1 for i in range(table_count)],
+        "embedding_size": config.quotient("emb_split_num", hidden, table_count),
     }
     return table
 
@@ -45,7 +45,7 @@ LONGCAT = longcat_flash.FAMILIES["longcat_flash"]
 FAMILIES = {
     "longcat_flash_ngram": replace(
         LONGCAT,
-        read=_longcat_flash_ngram,
+        read_model=_longcat_flash_ngram,
         defaults={
             **class_defaults("longcat_flash"),
             **LONGCAT.defaults,
@@ -53,8 +53,8 @@ FAMILIES = {
             "emb_neighbor_num": 4,
             "emb_split_num": 4,
         },
-        code=f"{MLX}longcat_flash_ngram.py",
-        writes={},
+        source=f"{MLX}longcat_flash_ngram.py",
+        field_writers={},
         modules={},
         quirks=Quirks(),
         deviations=(),

@@ -5,7 +5,7 @@ keys and values of its own in every step. The final norm ends each step, and a g
 Nanbeige 4.2 (2026, arXiv:2607.22083): Llama's layers in `num_loops` loops, with Ouro's caches, norms between loops and
 no gate. LoopCoder (IQuest-Coder-V1 2026): the second step attends to the first one's keys and, nearby, to its own.
 
-Sources: the modeling files in `Family.code`.
+Sources: the modeling files in `Family.source`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ OTHER_STRUCTURES = (
 def _ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
     depth, loop_count = config.size("num_hidden_layers"), config.size("total_ut_steps")
-    stack = _steps(config, loop_count)
-    config.must("use_sliding_window", False)
+    stack = _looped_stack(config, loop_count)
+    config.require("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
         f"total_ut_steps: the norm after each step but the last, and the gate that may end the steps "
@@ -46,12 +46,12 @@ def _ouro(config: Config) -> Table:
 def _nanbeige(config: Config) -> Table:
     """Reads Nanbeige 4.2; with loss weights per loop, there is one loop more than weights."""
     for name in OTHER_STRUCTURES:
-        config.must(name, False)
+        config.require(name, False)
     for name in ("emb_neighbor_num", "insert_ngram_layer_idx"):
-        config.must(name, None, 0, [])
+        config.require(name, None, 0, [])
     loss_weights: object = config.get("loop_loss_weights") or []
     if not isinstance(loss_weights, list):
-        raise config.wrong("loop_loss_weights", loss_weights, "a list of numbers")
+        raise config.error("loop_loss_weights", loss_weights, "a list of numbers")
     loop_count = len(loss_weights) + 1 if loss_weights else config.size("num_loops")
     config.fields_read.add("num_loops")
     if not config.flag("skip_loop_final_norm") and loop_count > 1:
@@ -59,41 +59,41 @@ def _nanbeige(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=_steps(config, loop_count))
+    return decoder(config, block, norm, stack=_looped_stack(config, loop_count))
 
 
 def _loopcoder(config: Config) -> Table:
     """Reads LoopCoder, whose class runs two loops."""
-    config.must("loop_num", 2)
+    config.require("loop_num", 2)
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     mixer = {
         "type": "looped",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
-        "head_dim": config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads),
+        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
         "loop_window_size": config.size("loop_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config),
     }
     norm, network = rmsnorm(config.number("rms_norm_eps")), glu(config, config.flag("mlp_bias"))
     block = {"type": "looped", "attention": mixer, "feed_forward": network, "norm": norm}
-    return decoder(config, block, norm, stack=_steps(config, 2))
+    return decoder(config, block, norm, stack=_looped_stack(config, 2))
 
 
-def _steps(config: Config, loop_count: int) -> Table:
+def _looped_stack(config: Config, loop_count: int) -> Table:
     """Returns a stack that runs all layers in each of `loop_count` loops with the same parameters."""
     depth = config.size("num_hidden_layers")
     if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
-        raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
+        raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")
     if depth == 1:
         return {"num_hidden_layers": loop_count, "shared_layers": ["block"]}
-    names = [f"layer_{i}" for i in range(depth)]
+    layer_kinds = [f"layer_{i}" for i in range(depth)]
     return {
         "num_hidden_layers": depth * loop_count,
-        "variants": {name: {} for name in names},
-        "first_layers": names * loop_count,
-        "pattern": names[-1:],
-        "shared_layers": names,
+        "variants": {name: {} for name in layer_kinds},
+        "first_layers": layer_kinds * loop_count,
+        "pattern": layer_kinds[-1:],
+        "shared_layers": layer_kinds,
     }
 
 
@@ -117,7 +117,7 @@ FAMILIES = {
             "total_ut_steps": 4,
         },
         frozenset({"early_exit_step", "early_exit_threshold", "chunk_size", "max_window_layers", "sliding_window"}),
-        code=f"{HUB}ByteDance/Ouro-1.4B modeling_ouro.py",
+        source=f"{HUB}ByteDance/Ouro-1.4B modeling_ouro.py",
     ),
     "nanbeige": Family(
         _nanbeige,
@@ -142,7 +142,7 @@ FAMILIES = {
             **dict.fromkeys(OTHER_STRUCTURES, False),
         },
         frozenset({"kv_channels"}),
-        code=f"{HUB}Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
+        source=f"{HUB}Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
     ),
     "iquestloopcoder": Family(
         _loopcoder,
@@ -157,6 +157,6 @@ FAMILIES = {
             "loop_num": 2,
             "loop_window_size": 64,
         },
-        code=f"{HUB}IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct modeling_iquestloopcoder.py",
+        source=f"{HUB}IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct modeling_iquestloopcoder.py",
     ),
 }

@@ -2,7 +2,7 @@
 
 MiMo-V2-Flash has a class in transformers, which reads fewer of the fields (`experts.mimo`).
 
-Source: the file in `Family.code`.
+Source: the file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 
 def _mimo_v2(config: Config) -> Table:
     """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
-    config.must("add_full_attention_sink_bias", None, False)
-    config.must("n_shared_experts", None, 0)
+    config.require("add_full_attention_sink_bias", None, False)
+    config.require("n_shared_experts", None, 0)
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
@@ -43,8 +43,8 @@ def _mimo_v2(config: Config) -> Table:
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
     mixer = attention(config, **qkv, **head_fields)
-    ranges = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
-    networks = ["moe" if mark else "dense" for mark in _layer_marks(config, "moe_layer_freq", depth)]
+    attention_kinds = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
+    network_kinds = ["moe" if mark else "dense" for mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
@@ -52,20 +52,25 @@ def _mimo_v2(config: Config) -> Table:
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm)
-    attention_kinds: Table = {
+    attention_changes: Table = {
         "full": {},
         "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},
     }
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((ranges, attention_kinds), (networks, network_kinds)))
+    network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder(
+        config,
+        block,
+        norm,
+        stack=combined_kinds((attention_kinds, attention_changes), (network_kinds, network_changes)),
+    )
 
 
 def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     """Returns a list with 0 or 1 for each layer. Raises `InputError` for another length or another number."""
-    marks = config.sizes(field)
-    if len(marks) != depth or not {*marks} <= {0, 1}:
-        raise config.wrong(field, marks, f"{depth} times 0 or 1, one for each layer")
-    return marks
+    layer_marks = config.sizes(field)
+    if len(layer_marks) != depth or not {*layer_marks} <= {0, 1}:
+        raise config.error(field, layer_marks, f"{depth} times 0 or 1, one for each layer")
+    return layer_marks
 
 
 FAMILIES = {
@@ -87,11 +92,11 @@ FAMILIES = {
             num_nextn_predict_layers num_mtp_modules sliding_window sliding_window_size swa_rope_theta
             """
         ),
-        uncounted={
+        uncounted_fields={
             **dict.fromkeys(("vision_config", "audio_config"), "its encoder is not counted"),
             "num_mtp_layers": "the {} multi-token-prediction modules are not counted",
         },
         aliases={"rms_norm_eps": "layernorm_epsilon"},
-        code=f"{VLLM}mimo_v2.py",
-    ),
+        source=f"{VLLM}mimo_v2.py",
+    )
 }

@@ -1,6 +1,6 @@
 """MiniCPM-SALA: lightning attention in listed layers, sparse attention with an output gate in others.
 
-Source: the modeling file in `Family.code`; sequences of up to `dense_len` tokens attend to all tokens.
+Source: the modeling file in `Family.source`; sequences of up to `dense_len` tokens attend to all tokens.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn"
 def _minicpm_sala(config: Config) -> Table:
     """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    types = config.texts("mixer_types")
-    if len(types) != depth or not {*types} <= {SPARSE, *LIGHTNING}:
-        raise config.wrong("mixer_types", types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
+    mixer_types = config.texts("mixer_types")
+    if len(mixer_types) != depth or not {*mixer_types} <= {SPARSE, *LIGHTNING}:
+        raise config.error("mixer_types", mixer_types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
-    names = ["sparse" if name == SPARSE else "lightning" for name in types]
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
+    layer_kinds = ["sparse" if name == SPARSE else "lightning" for name in mixer_types]
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
 def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
-    gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
+    output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
     position = rope(config) if config.flag("attn_use_rope") else None
-    return attention(config, position=position, **gate, **biases(config.flag("attention_bias"), *QKVO))
+    return attention(config, position=position, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:
     """Returns the lightning attention. norm: the optional norm of queries and keys."""
     heads = config.size("lightning_nh")
-    config.must("lightning_nkv", heads)
+    config.require("lightning_nkv", heads)
     for name in ("use_output_gate", "use_output_norm"):
-        config.must(name, True)
+        config.require(name, True)
     bias = config.flag("attention_bias")
     return {
         "type": "lightning",
@@ -74,6 +74,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"dim_model_base", "lightning_scale", "mup_denominator", "scale_depth", "scale_emb", "shift_labels"}),
-        code=f"{HUB}openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
-    ),
+        source=f"{HUB}openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
+    )
 }

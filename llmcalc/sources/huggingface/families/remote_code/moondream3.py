@@ -1,6 +1,6 @@
 """Moondream 3: a layer norm, then attention in parallel to a network or experts.
 
-Source: the file in `Family.code`.
+Source: the file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _moondream3(config: Config) -> Table:
     """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
     sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text = Config(config_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
-    stated_experts = text.table("moe") if text.has("moe") else {}
-    experts = Config(stated_experts, EXPERTS, config.model_type, where="config.text.moe.")
-    hidden, depth = text.size("dim"), text.size("n_layers")
-    heads, kv_heads = text.size("n_heads"), text.size("n_kv_heads")
-    head_size = text.divided("n_heads", hidden, heads)
+    text_config = Config(config_section(config, sections, "text"), TEXT, config.model_type, location="config.text.")
+    stated_experts = text_config.table("moe") if text_config.has("moe") else {}
+    experts = Config(stated_experts, EXPERTS, config.model_type, location="config.text.moe.")
+    hidden, depth = text_config.size("dim"), text_config.size("n_layers")
+    heads, kv_heads = text_config.size("n_heads"), text_config.size("n_kv_heads")
+    head_size = text_config.quotient("n_heads", hidden, heads)
     scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scales:,} parameters",
@@ -50,46 +50,50 @@ def _moondream3(config: Config) -> Table:
         "position": {"type": "rope", "rotary_dim": min(32, head_size)},
         **biases(True, *QKVO),
     }
-    routed = moe(
+    routed_experts = moe(
         experts.size("n_experts"),
         experts.size("n_experts_per_tok"),
         {"intermediate_size": experts.size("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
-    dense: Table = {
-        "intermediate_size": text.size("ff_dim"),
+    dense_layer: Table = {
+        "intermediate_size": text_config.size("ff_dim"),
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = layer_table(mixer, dense, norm, parallel="shared")
+    block = layer_table(mixer, dense_layer, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
-    names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
+    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
-            "vocab_size": text.size("vocab_size"),
+            "vocab_size": text_config.size("vocab_size"),
             "hidden_size": hidden,
             "num_hidden_layers": depth,
-            "max_position_embeddings": text.size("max_context"),
+            "max_position_embeddings": text_config.size("max_context"),
             "tie_word_embeddings": False,
         },
         {},
         config.model_type,
         "lm",
     )
-    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((names, layer_tables)))
+    return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
 
 
 def config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
     section = sections.get(name)
     if section is not None and not isinstance(section, dict):
-        raise config.wrong(f"config.{name}", section, "a table of fields")
+        raise config.error(f"config.{name}", section, "a table of fields")
     return section or {}
 
 
 FAMILIES = {
     "moondream3": Family(
-        _moondream3, generates=True, towers="HfMoondream", tower_file="published_code", code=f"{VLLM}moondream3.py"
-    ),
+        _moondream3,
+        generates_text=True,
+        tower_class_prefixes="HfMoondream",
+        tower_file="published_code",
+        source=f"{VLLM}moondream3.py",
+    )
 }

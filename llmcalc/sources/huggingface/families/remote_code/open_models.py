@@ -51,7 +51,10 @@ def _hf_olmo(config: Config) -> Table:
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
-    rows, is_tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
+    rows, is_tied = (
+        config.optional_size("embedding_size") or config.size("vocab_size"),
+        config.flag("tie_word_embeddings"),
+    )
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
     return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
@@ -67,28 +70,28 @@ def _norm(config: Config, affine: bool, bias: bool) -> Table:
 
 def _kv_heads(config: Config) -> int:
     """Returns the number of key and value heads, which the older `multi_query_attention` sets to 1 or to all."""
-    heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
+    heads, kv_heads = config.size("num_attention_heads"), config.optional_size("num_key_value_heads")
     if config.get("multi_query_attention") is None:
         return kv_heads or heads
     stated_heads = 1 if config.flag("multi_query_attention") else heads
     if kv_heads not in (None, stated_heads):
-        raise config.wrong("num_key_value_heads", kv_heads, f"{stated_heads}, as multi_query_attention says, or none")
+        raise config.error("num_key_value_heads", kv_heads, f"{stated_heads}, as multi_query_attention says, or none")
     return stated_heads
 
 
 def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
-    width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
+    width = config.optional_size("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
-    act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
-    if act != "silu":
-        return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
-    half_width = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
+    activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
+    if activation != "silu":
+        return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+    half_width = config.quotient("intermediate_size", width, 2) if width % 2 == 0 else 0
     if not half_width:
-        raise config.wrong("intermediate_size", width, "an even number")
+        raise config.error("intermediate_size", width, "an even number")
     return {
         "intermediate_size": half_width,
-        "hidden_act": act,
+        "hidden_act": activation,
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
@@ -98,7 +101,7 @@ def _network_width(config: Config, multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
     if multiplier * hidden > LARGEST:
-        raise config.wrong(
+        raise config.error(
             "hidden_size", hidden, f"at most {LARGEST // multiplier}, for the network is {multiplier} times as wide"
         )
     return multiplier * hidden
@@ -106,8 +109,8 @@ def _network_width(config: Config, multiplier: int) -> int:
 
 def _molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
-    config.must("layer_norm_type", "rms")
-    config.must("tie_word_embeddings", False)
+    config.require("layer_norm_type", "rms")
+    config.require("tie_word_embeddings", False)
     norm = rmsnorm(config.number("layer_norm_eps"))
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     mixer.pop("head_dim", None)
@@ -115,14 +118,14 @@ def _molmo(config: Config) -> Table:
         mixer |= qk_norm(norm, "projection")
     width = config.size("intermediate_size")
     if width % 2:
-        raise config.wrong("intermediate_size", width, "an even number: the gate and the other half together")
+        raise config.error("intermediate_size", width, "an even number: the gate and the other half together")
     block = layer_table(
         mixer,
         {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
         norm,
         "output" if config.flag("norm_after") else "pre",
     )
-    rows = config.maybe("embedding_size") or config.size("vocab_size")
+    rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(
         "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
@@ -166,7 +169,7 @@ def _openlm(config: Config) -> Table:
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
     config_data = {**arguments, **config.data}
-    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.location, config.aliases)
     table = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
     return table
@@ -183,24 +186,24 @@ def _openlm_arguments(config: Config) -> Table:
         "rms_norm": rmsnorm(eps),
     }
     norm = config.choice(norms, "model_norm")
-    config.must("moe_freq", 0)
-    rotary = config.choice(
+    config.require("moe_freq", 0)
+    position_kind = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
     )
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads")}
-    if rotary:
+    if position_kind:
         mixer["position"] = {"type": "rope"}
-    config.divided("num_attention_heads", hidden, mixer["num_attention_heads"])
+    config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
         mixer |= qk_norm(norm, "projection")
-    multiple = 256 * -(
+    ffn_width = 256 * -(
         -(2 * _network_width(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated = {"intermediate_size": multiple, "gated": True}
+    gated_network = {"intermediate_size": ffn_width, "gated": True}
     networks = {
-        "swiglu": {**gated, "hidden_act": "silu"},
-        "swiglu_torch": {**gated, "hidden_act": "silu"},
-        "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "swiglu": {**gated_network, "hidden_act": "silu"},
+        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
+        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
         "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
     network = config.choice(networks, "ffn_type")
@@ -262,7 +265,7 @@ FAMILIES = {
         ),
         aliases=OLMO_NAMES,
         modules=OLMO_MODULES,
-        code=OLMO,
+        source=OLMO,
     ),
     "molmo": Family(
         _molmo,
@@ -279,7 +282,7 @@ FAMILIES = {
         },
         frozenset({"clip_qkv", "use_position_ids", "image_feature_dropout", "weight_tying"}),
         modules=OLMO_MODULES,
-        code=f"{VLLM}molmo.py",
+        source=f"{VLLM}molmo.py",
     ),
     "openlm": Family(
         _openlm,
@@ -307,6 +310,6 @@ FAMILIES = {
             "max_position_embeddings": "seq_len",
             "tie_word_embeddings": "weight_tying",
         },
-        code=OPEN_LM,
+        source=OPEN_LM,
     ),
 }

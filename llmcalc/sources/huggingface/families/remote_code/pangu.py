@@ -1,6 +1,6 @@
 """openPangu Ultra MoE: DeepSeek-V3's layers with norms before and after each sublayer.
 
-Source: the file in `Family.code`.
+Source: the file in `Family.source`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table, dense_or_moe
-from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 
 
 def _pangu_ultra_moe(config: Config) -> Table:
-    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    config.must("sandwich_norm", True)
+    depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    config.require("sandwich_norm", True)
     router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
-    table = deepseek(config, mla(config), routed(config, **router), dense_or_moe(config, depth, first_moe))
+    table = deepseek_decoder(
+        config,
+        latent_attention(config),
+        routed_experts(config, **router),
+        dense_or_moe(config, depth, first_expert_layer),
+    )
     table["decoder"]["block"]["norm_placement"] = "sandwich"
     for layer in table["decoder"].get("variants", {}).values():
         if "norm_placement" in layer:
@@ -51,6 +56,6 @@ FAMILIES = {
             "first_k_dense_replace": "num_dense_layers",
             "num_nextn_predict_layers": "num_mtp_layers",
         },
-        code=f"{VLLM}openpangu.py",
-    ),
+        source=f"{VLLM}openpangu.py",
+    )
 }

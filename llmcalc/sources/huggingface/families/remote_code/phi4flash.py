@@ -2,8 +2,8 @@
 
 SambaY (Ren et al. 2025, arXiv:2507.06607): the first half has Mamba and sliding differential attention in turn. One
 Mamba layer and one full attention follow; the layers above them read that recurrence, and those keys and values. No
-layer encodes positions. Sources: the modeling file in `Family.code`, and tensorrt_llm/_torch/auto_deploy/models/custom
-of NVIDIA/TensorRT-LLM.
+layer encodes positions. Sources: the modeling file in `Family.source`, and
+tensorrt_llm/_torch/auto_deploy/models/custom of NVIDIA/TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..recurrent.mamba import step_rank
 
 
 def _phi4flash(config: Config) -> Table:
-    config.must("mb_per_layer", 2)
+    config.require("mb_per_layer", 2)
     depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
     heads, channels = config.size("num_attention_heads"), config.size("mamba_expand") * hidden
     if depth % 4:
-        raise config.wrong("num_hidden_layers", depth, "a multiple of 4")
+        raise config.error("num_hidden_layers", depth, "a multiple of 4")
     proj_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
     mamba: Table = {
         "type": "mamba",
@@ -35,14 +35,14 @@ def _phi4flash(config: Config) -> Table:
     attention: Table = {
         "type": "differential",
         "num_attention_heads": heads,
-        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
-        "head_dim": config.divided("num_attention_heads", hidden, heads),
+        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+        "head_dim": config.quotient("num_attention_heads", hidden, heads),
         "attention_bias": True,
         "norm_weight": True,
         "position": None,
     }
     window = _window(config)
-    kinds: Table = {
+    layer_changes: Table = {
         "mamba": {},
         "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
         "memory": {"attention": {**mamba, "lends_output": True}},
@@ -51,22 +51,27 @@ def _phi4flash(config: Config) -> Table:
         "shared": {"attention": {**attention, "kv_shared": True}},
     }
     half_depth = depth // 2
-    names = [*["mamba", "sliding"] * (half_depth // 2), "memory", "full", *["gate", "shared"] * ((half_depth - 2) // 2)]
+    layer_kinds = [
+        *["mamba", "sliding"] * (half_depth // 2),
+        "memory",
+        "full",
+        *["gate", "shared"] * ((half_depth - 2) // 2),
+    ]
     network = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, network, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    kinds = {name: fields for name, fields in kinds.items() if name in names}
-    return decoder(config, block, norm, head, combined_kinds((names, kinds)))
+    layer_changes = {name: fields for name, fields in layer_changes.items() if name in layer_kinds}
+    return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
 
 
 def _window(config: Config) -> int | None:
     """Returns the window of the first half's attention, stated once or per layer."""
     value = config.get("sliding_window")
     if not isinstance(value, list):
-        return config.maybe("sliding_window")
+        return config.optional_size("sliding_window")
     windows = {size for size in value if size is not None}
     if len(windows) > 1 or not all(is_whole(size) and 0 < size <= LARGEST for size in windows):
-        raise config.wrong("sliding_window", value, "one positive whole number, and null for layers without a window")
+        raise config.error("sliding_window", value, "one positive whole number, and null for layers without a window")
     config.fields_read.add("sliding_window")
     return next(iter(windows), None)
 
@@ -97,7 +102,7 @@ FAMILIES = {
             "lm_head_bias": False,
         },
         frozenset({"mamba_inner_layernorms"}),
-        dropout={"embedding": "embd_pdrop", "attention": "attention_dropout"},
-        code=f"{HUB}microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
-    ),
+        dropout_fields={"embedding": "embd_pdrop", "attention": "attention_dropout"},
+        source=f"{HUB}microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
+    )
 }

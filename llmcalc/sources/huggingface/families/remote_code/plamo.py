@@ -1,6 +1,6 @@
 """PLaMo 2 and 3: norms before and after each sublayer; PLaMo 2 also has state-space layers.
 
-Sources: the files of vLLM in `Family.code` of each model type.
+Sources: the files of vLLM in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
-    window, full_layers = config.maybe("attention_window_size"), config.get("full_attention_idx")
+    window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
     mixer = {
         "num_attention_heads": heads,
@@ -37,7 +37,7 @@ def _plamo2(config: Config) -> Table:
         "position": rope(config),
         **qk_norm(rmsnorm(eps), "per_head"),
     }
-    sliding = mixer if window is None else {**mixer, "sliding_window": window}
+    sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
     mamba: Table = {
         "type": "selective_mamba2",
         "num_heads": config.size("mamba_num_heads"),
@@ -48,9 +48,9 @@ def _plamo2(config: Config) -> Table:
         "chunk_size": config.size("mamba_chunk_size"),
         "norm": rmsnorm(eps),
     }
-    block = layer_table(sliding, glu(config), norm, "sandwich")
+    block = layer_table(sliding_attention, glu(config), norm, "sandwich")
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
-    names = [
+    layer_kinds = [
         "mamba"
         if _is_mamba(config, i, depth, period)
         else "full"
@@ -58,7 +58,7 @@ def _plamo2(config: Config) -> Table:
         else "sliding"
         for i in range(depth)
     ]
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
 def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
@@ -66,17 +66,20 @@ def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
     if not config.flag("mamba_enabled"):
         return False
     if period < 2:
-        raise config.wrong("mamba_step", period, "2 or more")
+        raise config.error("mamba_step", period, "2 or more")
     return layer != depth - 1 if depth <= period // 2 else layer % period != period // 2
 
 
 def _plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    window, windows = config.maybe("window_size", "sliding_window"), config.data.get("interleaved_sliding_window")
+    window, windows = (
+        config.optional_size("window_size", "sliding_window"),
+        config.data.get("interleaved_sliding_window"),
+    )
     period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
     if isinstance(windows, list):
         window_sizes = [window_size for window_size in windows if window_size is not None]
         if (
@@ -84,14 +87,14 @@ def _plamo3(config: Config) -> Table:
             or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
             or len(set(window_sizes)) > 1
         ):
-            raise config.wrong("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
-        default = ["full" if window_size is None else "sliding" for window_size in windows]
+            raise config.error("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
+        default_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
         window = next(iter(window_sizes), window)
-    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     mixer = attention(config, **qk_norm(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
-    return decoder(config, block, norm, stack=combined_kinds((names, {"full": {}, "sliding": sliding})))
+    sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))
 
 
 FAMILIES = {
@@ -121,7 +124,7 @@ FAMILIES = {
         frozenset({"capacity_factor", "eval_attention_n_bit", "eval_mlp_n_bit", "head_dim", "rope_local_theta"})
         | {"expert_dropout", "group_size", "k_expert", "linear_type", "n_expert", "sparse_intermediate_size"}
         | {"sparse_step", "shared_intermediate_size", "use_predefined_initial_state"},
-        code=f"{VLLM}plamo2.py",
+        source=f"{VLLM}plamo2.py",
     ),
     "plamo3": Family(
         _plamo3,
@@ -136,6 +139,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"initial_context_length", "rope_local_theta", "rope_scaling_factor"}),
-        code=f"{VLLM}plamo3.py",
+        source=f"{VLLM}plamo3.py",
     ),
 }

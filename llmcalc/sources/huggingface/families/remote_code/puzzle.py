@@ -1,6 +1,6 @@
 """Nemotron-H-Puzzle: Nemotron-H with sizes per layer (Nemotron 3 Puzzle 75B A9B).
 
-Sources: the modeling file in `Family.code`, and its ports in vLLM and SGLang (models/nemotron_h.py).
+Sources: the modeling file in `Family.source`, and its ports in vLLM and SGLang (models/nemotron_h.py).
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from ...code_addresses import HUB
 from ...config import Config
 from ...parts import Table
 from ..recurrent.nemotron import FAMILIES as NEMOTRON
-from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayers
+from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayer_model
 
 
 def _puzzle(config: Config) -> Table:
     """Reads Nemotron-H-Puzzle: `block_configs` has each layer's kind and sizes, which replace the model's sizes."""
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise config.wrong("block_configs", blocks, "a list with a table of fields for each layer")
+        raise config.error("block_configs", blocks, "a list with a table of fields for each layer")
     layers = []
     for i, block in enumerate(blocks):
         layer = Config(
             block,
             {**config.defaults, **config.data},
             config.model_type,
-            where=f"{config.where}block_configs[{i}].",
+            location=f"{config.location}block_configs[{i}].",
             aliases=config.aliases,
         )
-        kinds = {name: kind for name, kind in KINDS.items() if name == kind}
-        layer_kind = layer.choice(kinds, "block_type")
+        type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
+        layer_kind = layer.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer if len(block) > 1 else config))
     kinds_of_layers = [kind for kind, _ in layers]
     lists = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     if any(config.has(name) for name in lists) and layer_kinds(config) != kinds_of_layers:
-        raise config.wrong("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
-    table = single_sublayers(config, layers)
+        raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
+    table = single_sublayer_model(config, layers)
     for _, layer in layers:
         if layer is not config:
             layer.from_defaults.clear()
             config.fields_read |= layer.fields_read - layer.data.keys()
-            layer.close(frozenset(), config)
+            layer.finish(frozenset(), config)
     return table
 
 
 FAMILIES = {
     "nemotron_h_puzzle": replace(
         NEMOTRON["nemotron_h"],
-        read=_puzzle,
+        read_model=_puzzle,
         defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
-        ignored=NEMOTRON["nemotron_h"].ignored | class_fields("nemotron_h") | {"mtp_block_configs"},
-        code=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
-    ),
+        ignored_fields=NEMOTRON["nemotron_h"].ignored_fields | class_fields("nemotron_h") | {"mtp_block_configs"},
+        source=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
+    )
 }

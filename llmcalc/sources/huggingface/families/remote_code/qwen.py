@@ -16,7 +16,7 @@ def _qwen(config: Config) -> Table:
     heads = config.size("num_attention_heads")
     bias = not config.flag("no_bias")
     if config.size("head_dim") * heads != config.size("hidden_size"):
-        raise config.wrong("head_dim", config.size("head_dim"), "hidden_size / num_attention_heads, as in every Qwen")
+        raise config.error("head_dim", config.size("head_dim"), "hidden_size / num_attention_heads, as in every Qwen")
     mixer = {
         "num_attention_heads": heads,
         "position": rope(config, share_name="rotary_pct", theta_name="rotary_emb_base"),
@@ -25,7 +25,7 @@ def _qwen(config: Config) -> Table:
     }
     width = config.size("intermediate_size")
     network = {
-        "intermediate_size": config.divided("intermediate_size", width, 2),
+        "intermediate_size": config.quotient("intermediate_size", width, 2),
         "hidden_act": "silu",
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
@@ -58,8 +58,8 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
             "head_dim": "kv_channels",
         },
-        code=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
-        towers="QWen",
+        source=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
+        tower_class_prefixes="QWen",
         tower_file="published_code",
-    ),
+    )
 }

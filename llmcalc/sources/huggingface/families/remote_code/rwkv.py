@@ -1,6 +1,6 @@
 """RWKV-5, RWKV-6 and RWKV-7 as in their Hugging Face classes; a norm follows the embeddings.
 
-Sources: the modeling files in `Family.code` of each model type.
+Sources: the modeling files in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _rwkv5(config: Config) -> Table:
 
 def _rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
-    factor = 2 if config.size("hidden_size") == LARGE else 1
-    return _rwkv_with_heads(config, {"shift_rank": 32 * factor, "decay_rank": 64 * factor})
+    rank_factor = 2 if config.size("hidden_size") == LARGE else 1
+    return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
 
 def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
@@ -30,28 +30,31 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
     hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon")
     head_dim = config.size("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))
-    width = config.maybe("attention_hidden_size") or hidden
-    mixing = {
+    width = config.optional_size("attention_hidden_size") or hidden
+    time_mixing = {
         "type": "rwkv_head_mix",
-        "num_heads": config.divided("head_size", width, head_dim),
+        "num_heads": config.quotient("head_size", width, head_dim),
         "head_dim": head_dim,
         "norm_eps": eps * config.size("head_size_divisor") ** 2,
         **ranks,
     }
-    width = config.maybe("intermediate_size") or max(32, 7 * hidden // 64 * 32)
+    width = config.optional_size("intermediate_size") or max(32, 7 * hidden // 64 * 32)
     if width > LARGEST:
-        raise config.wrong("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
-    channels = {"type": "rwkv_channel_mix", "intermediate_size": width}
-    return _with_first_norm(config, mixing, channels, eps)
+        raise config.error("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
+    channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": width}
+    return _with_first_norm(config, time_mixing, channel_mixing, eps)
 
 
 def _with_first_norm(
-    config: Config, mixing: Table, channels: Table, eps: float, first_layer_norm: Table | None = None
+    config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_layer_norm: Table | None = None
 ) -> Table:
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
-    block: Table = layer_table(mixing, channels, norm)
-    changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first_layer_norm}} if first_layer_norm else {})}
+    block: Table = layer_table(time_mixing, channel_mixing, norm)
+    changes: Table = {
+        "input_norm": norm,
+        **({"attention": {**time_mixing, **first_layer_norm}} if first_layer_norm else {}),
+    }
     stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
 
@@ -59,20 +62,21 @@ def _with_first_norm(
 def _rwkv7(config: Config) -> Table:
     """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
     for name in ("attn", "norm_first", "norm_bias"):
-        config.must(name, config.defaults[name])
+        config.require(name, config.defaults[name])
     hidden, head_dim = config.size("hidden_size"), config.size("head_dim")
     widths = config.get("value_dim")
     if widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
-        raise config.wrong("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
-    heads, eps = config.divided("head_dim", hidden, head_dim), config.number("norm_eps")
+        raise config.error("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
+    heads, eps = config.quotient("head_dim", hidden, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
-    mixing = {
+    time_mixing = {
         "type": "rwkv7_time_mix",
         "num_heads": heads,
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{
-            field: config.maybe(name) or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
+            field: config.optional_size(name)
+            or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
             for field, name, mix_field, scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
@@ -81,12 +85,12 @@ def _rwkv7(config: Config) -> Table:
             )
         },
     }
-    ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
-    width = config.maybe("intermediate_size") or -(-int(hidden * ratio) // 32) * 32
+    width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
+    width = config.optional_size("intermediate_size") or -(-int(hidden * width_ratio) // 32) * 32
     if not 0 < width <= LARGEST:
-        raise config.wrong("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
-    channels = {"type": "rwkv7_channel_mix", "intermediate_size": width}
-    return _with_first_norm(config, mixing, channels, eps, {"first": True})
+        raise config.error("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
+    channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": width}
+    return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 
 
 RWKV = {
@@ -108,8 +112,8 @@ FAMILIES = {
             RWKV,
             frozenset({"rescale_every", "model_version"}),
             aliases={"max_position_embeddings": "context_length"},
-            code=code,
-            dropout={},
+            source=code,
+            dropout_fields={},
         )
         for kind, read, code in (
             ("rwkv5", _rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
@@ -139,8 +143,8 @@ FAMILIES = {
         },
         field_names("attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp"),
         aliases={"head_dim": "head_size"},
-        unread=frozenset(),
-        code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
-        dropout={},
+        unread_aliases=frozenset(),
+        source="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
+        dropout_fields={},
     ),
 }

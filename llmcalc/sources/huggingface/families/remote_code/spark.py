@@ -1,6 +1,6 @@
 """Spark-X2.5: Llama's layers with an output gate per head, and sliding windows in three of four layers.
 
-Sources: the modeling file in `Family.code`, and its ports in SGLang (models/spark2_5.py) and MLX-LM.
+Sources: the modeling file in `Family.source`, and its ports in SGLang (models/spark2_5.py) and MLX-LM.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 
 def _spark(config: Config) -> Table:
-    config.must("gate_attn_act_mode", "sigmoid")
+    config.require("gate_attn_act_mode", "sigmoid")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
+    output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
     mixer = attention(
         config,
-        position=rope(config, kind="full_attention"),
-        **gate,
+        position=rope(config, layer_kind="full_attention"),
+        **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
     )
     network = glu(config, config.flag("mlp_bias"))
     block = layer_table(mixer, network, norm)
     if not config.has("layer_types"):
-        raise config.wrong(
+        raise config.error(
             "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
         )
-    sliding: Table = {"position": rope(config, kind="sliding_attention")}
-    return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding))
+    sliding_attention: Table = {"position": rope(config, layer_kind="sliding_attention")}
+    return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding_attention))
 
 
 FAMILIES = {
@@ -48,6 +48,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         modules={"embed_tokens": "embedding", "self_attn.gate_proj": "g_proj", "self_attn.o_proj": "out_proj"},
-        code=f"{HUB}XHToken/Spark-X2.5-4B modeling_spark.py",
-    ),
+        source=f"{HUB}XHToken/Spark-X2.5-4B modeling_spark.py",
+    )
 }

@@ -13,9 +13,9 @@ from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table
 
 def _step3_text(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    config.must("num_attention_groups", 1)
+    config.require("num_attention_groups", 1)
     head_dim = config.size("head_dim")
-    rank = {"rank": config.maybe("share_q_dim") or head_dim, "norm": norm}
+    rank = {"rank": config.optional_size("share_q_dim") or head_dim, "norm": norm}
     mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank)
     experts = moe(
         config.size("moe_num_experts"),
@@ -24,11 +24,11 @@ def _step3_text(config: Config) -> Table:
         glu(config, width=config.size("share_expert_dim")),
     )
     expert_layers = _layers_with_experts(config, depth)
-    names = ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     dense_network = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder(
-        config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network}}))
+        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_network}}))
     )
 
 
@@ -42,11 +42,11 @@ def _layers_with_experts(config: Config, depth: int) -> set[int]:
         indices = [text.strip() for text in listed_indices.split(",")]
         if all(text.isascii() and text.isdigit() for text in indices):
             return {int(text) for text in indices}
-    raise config.wrong("moe_layers_enum", listed_indices, expected_text)
+    raise config.error("moe_layers_enum", listed_indices, expected_text)
 
 
 FAMILIES = {
-    "step3_vl": Family(None, text="step3_text", ties="text", code=f"{VLLM}step3_vl.py"),
+    "step3_vl": Family(None, text_type="step3_text", tying_source="text", source=f"{VLLM}step3_vl.py"),
     "step3_text": Family(
         _step3_text,
         {
@@ -70,6 +70,6 @@ FAMILIES = {
         },
         frozenset({"max_seq_len", "norm_expert_weight"}),
         aliases={"max_position_embeddings": "max_position_embedding"},
-        code=f"{VLLM}step3_text.py",
+        source=f"{VLLM}step3_text.py",
     ),
 }

@@ -1,6 +1,6 @@
 """Multimodal wrappers whose class is code in the model's repository; only the text model is counted.
 
-Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+Sources: the modeling files of the models' repositories, in `Family.source` of each model type.
 """
 
 from __future__ import annotations
@@ -33,13 +33,21 @@ def _interns1_pro_text(config: Config) -> Table:
     return qwen_vl.qwen3_vl_moe_text(config)
 
 
-def _wrapper(text: str, code: str, text_section: str = "text_config", **fields: Any) -> Family:
+def _wrapper(text_type: str, source: str, text_section: str = "text_config", **fields: Any) -> Family:
     """Returns the record of a wrapper with a separate class, which ties the same weights as the text model.
 
-    text: the model type of its text model.
+    text_type: the model type of its text model.
     fields: further fields of the record.
     """
-    return Family(None, text=text, text_section=text_section, generates=True, ties="text", code=code, **fields)
+    return Family(
+        None,
+        text_type=text_type,
+        text_section=text_section,
+        generates_text=True,
+        tying_source="text",
+        source=source,
+        **fields,
+    )
 
 
 FAMILIES = {
@@ -60,39 +68,41 @@ FAMILIES = {
         "deepseek_v2",
         f"{GITHUB}deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
         "language_config",
-        towers="DeepseekVLV2",
+        tower_class_prefixes="DeepseekVLV2",
         tower_file=READ_HERE,
     ),
     "eagle_2_5_vl": _wrapper("qwen2", f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py", tower_file=READ_HERE),
-    "dots_vlm": _wrapper("deepseek_v3", f"{SGLANG}dots_vlm.py", towers="DotsVLM", tower_file=READ_HERE),
+    "dots_vlm": _wrapper("deepseek_v3", f"{SGLANG}dots_vlm.py", tower_class_prefixes="DotsVLM", tower_file=READ_HERE),
     "phi3_v": Family(
         None,
-        text="phi3",
-        ignored=frozenset({"img_processor", "embd_layer"}),
-        towers="Phi3V",
+        text_type="phi3",
+        ignored_fields=frozenset({"img_processor", "embd_layer"}),
+        tower_class_prefixes="Phi3V",
         tower_file=READ_HERE,
-        code=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
+        source=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
-    "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE),
+    "interns1": Family(
+        None, text_type="qwen3", source=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE
+    ),
     "interns1_pro": Family(
         None,
         {"tie_word_embeddings": False},
-        text="interns1_pro_text",
-        code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
+        text_type="interns1_pro_text",
+        source=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
         tower_file="qwen",
     ),
     "interns1_pro_text": replace(
         PRO,
-        read=_interns1_pro_text,
+        read_model=_interns1_pro_text,
         defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
-        ignored=PRO.ignored | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
-        code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
+        ignored_fields=PRO.ignored_fields | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
+        source=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
     ),
     "intern_s2_preview": Family(
         None,
         {"tie_word_embeddings": False},
-        text="qwen3_5_moe_text",
-        code=f"{SGLANG}interns2preview.py",
+        text_type="qwen3_5_moe_text",
+        source=f"{SGLANG}interns2preview.py",
         tower_file="qwen",
     ),
     "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config", tower_file="ovis"),
@@ -107,9 +117,7 @@ FAMILIES = {
     "pointsv1.5_chat": _wrapper("qwen2", f"{SGLANG}points_v15_chat.py", "llm_config"),
     "minimax_vl_01": _wrapper("minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"),
     "llavaonevision1_5": _wrapper(
-        "qwen3",
-        f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py",
-        tower_file=READ_HERE,
+        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py", tower_file=READ_HERE
     ),
     "tinyllava": _wrapper(
         "llama", f"{GITHUB}TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py"
@@ -126,17 +134,17 @@ FAMILIES = {
         "qwen2",
         f"{MLX_VLM}locateanything",
         tower_file=READ_HERE,
-        ignored=frozenset({"text_config.block_size", "text_config.causal_attn"}),
+        ignored_fields=frozenset({"text_config.block_size", "text_config.causal_attn"}),
     ),
     "nvila": _wrapper("qwen2", f"{SGLANG}nvila.py"),
     "nvila_lite": _wrapper("qwen2", f"{SGLANG}nvila_lite.py"),
     "plamo2vl": _wrapper("plamo2", f"{MLX_VLM}plamo2vl"),
     "bailing_moe_v3_vl": _wrapper("bailing_hybrid", f"{VLLM}bailing_moe_v3_vl.py"),
-    "sarashina2_vision": _wrapper("llama", f"{SGLANG}sarashina2_vision.py", towers="Sarashina2Vision"),
+    "sarashina2_vision": _wrapper("llama", f"{SGLANG}sarashina2_vision.py", tower_class_prefixes="Sarashina2Vision"),
     "hyperclovax_vlm": _wrapper(
         "llama",
         f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
-        towers="HCXVision",
+        tower_class_prefixes="HCXVision",
     ),
     "multi_modality": _wrapper(
         "llama",
@@ -147,13 +155,11 @@ FAMILIES = {
     "ultravox": _wrapper(
         "llama",
         f"{GITHUB}fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
-        text_id="text_model_id",
+        text_id_field="text_model_id",
         tower_file="audio",
     ),
     "openvla": _wrapper(
-        "llama",
-        f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
-        tower_file="timm",
+        "llama", f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py", tower_file="timm"
     ),
     "midashenglm": _wrapper(
         "qwen2_5_omni_text", f"{VLLM}midashenglm.py", uncounted_encoders={"audio_encoder_config": "dasheng"}
@@ -187,7 +193,7 @@ FAMILIES = {
         "bailing_moe",
         f"{GITHUB}inclusionAI/Ming/blob/main/Ming-omni/modeling_bailingmm.py",
         "llm_config",
-        ignored=frozenset({"mlp_depth", "llm_config.image_patch_token"}),
+        ignored_fields=frozenset({"mlp_depth", "llm_config.image_patch_token"}),
         uncounted_encoders={"vision_config": "qwen2_5_vit", "audio_config": "sanm"},
     ),
     "lfm2_audio": _wrapper(

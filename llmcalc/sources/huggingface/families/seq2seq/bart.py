@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names
@@ -45,7 +45,7 @@ def _bart(config: Config) -> Table:
 
 def _mvp(config: Config) -> Table:
     """Reads MVP without its learned prompts."""
-    config.must("use_prompt", False)
+    config.require("use_prompt", False)
     return _bart(config)
 
 
@@ -59,19 +59,19 @@ def _m2m_100(config: Config) -> Table:
 
 def _marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
-    decoder_vocab = config.maybe("decoder_vocab_size") or config.size("vocab_size")
+    decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
     table = bart_like(config, "post", position=learned_positions(config))
     if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in table):
         return table
     if "encoder" not in table:
-        raise config.wrong(
+        raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
             f"vocab_size ({config.size('vocab_size')}), the size of the decoder's head",
         )
     if shares_embeddings:
-        raise config.wrong(
+        raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
             f"vocab_size ({config.size('vocab_size')}), since encoder and decoder share an embedding",
@@ -99,7 +99,7 @@ def _bigbird_pegasus(config: Config) -> Table:
 
 def _pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
-    norm, layer = layernorm(), block(config, "decoder", "pre")
+    norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION)
     stack = {
         "num_hidden_layers": config.size("decoder_layers"),
@@ -118,12 +118,12 @@ def _fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
     source_vocab, padding = config.size("src_vocab_size"), config.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, source_vocab):
-        raise config.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
+        raise config.error("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
-        raise config.wrong("architectures", architecture(config), "FSMTForConditionalGeneration")
+        raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
     table = bart_like(config, "post", position=learned_positions(config, padding + 1))
     if "encoder" not in table:
-        raise config.wrong(
+        raise config.error(
             "architectures",
             config.data.get("architectures"),
             "a class of both stacks: FSMT has none for its decoder alone",
@@ -132,7 +132,7 @@ def _fsmt(config: Config) -> Table:
         table.pop("unused_embedding")
         table["encoder"]["vocab_size"] = source_vocab
     elif source_vocab != config.size("vocab_size"):
-        raise config.wrong(
+        raise config.error(
             "src_vocab_size",
             source_vocab,
             f"tgt_vocab_size ({config.size('vocab_size')}), with which it shares an embedding",
@@ -159,11 +159,11 @@ def bart_like(
     decoder_only = architecture(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
     if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
-        raise config.wrong(
+        raise config.error(
             "architectures", name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
         )
     if not decoder_only:
-        config.must("is_encoder_decoder", True)
+        config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     table: Table = {
         "vocab_size": config.size("vocab_size"),
@@ -181,7 +181,7 @@ def bart_like(
         depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
         table[stack_name] = {
             "num_hidden_layers": depth,
-            "block": block(config, stack_name, placement, bias),
+            "block": bart_block(config, stack_name, placement, bias),
             **stack_fields,
             **sides.get(stack_name, {}),
         }
@@ -195,9 +195,9 @@ def bart_like(
     return {**table, "head": head_table(config, None, score)}
 
 
-def block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
+def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
-    config.divided(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
+    config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
     table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
     table["feed_forward"] = mlp(config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
@@ -224,7 +224,7 @@ IGNORED = field_names(
 
 
 def _side(config_values: ConfigValues, stack_name: str, field: str) -> Any:
-    block = present(getattr(config_values.spec, stack_name)).block
+    block = require_present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
@@ -235,7 +235,7 @@ def _width(config_values: ConfigValues, stack_name: str) -> int:
 
 
 SIDES_WRITES: Writes = {
-    "decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+    "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "encoder_ffn_dim": lambda s: _width(s, "encoder"),
     "decoder_ffn_dim": lambda s: _width(s, "decoder"),
     "decoder_attention_heads": lambda s: _side(s, "decoder", "attention").num_attention_heads,
@@ -267,49 +267,49 @@ BART_MODULES: Modules = {
 
 BART = Family(
     _bart,
-    ignored=IGNORED,
+    ignored_fields=IGNORED,
     aliases=ALIASES,
-    writes=SIDES_WRITES,
+    field_writers=SIDES_WRITES,
     quirks=LOOKS_FOR_THE_END,
     modules=BART_MODULES,
-    dropout=BART_DROPOUT,
+    dropout_fields=BART_DROPOUT,
 )
 """The record of most of these models."""
 
 FAMILIES = {
     "bart": replace(BART, defaults={"num_labels": 3}),
-    "mvp": replace(BART, read=_mvp),
-    "mbart": replace(BART, read=_mbart),
-    "m2m_100": replace(BART, read=_m2m_100),
+    "mvp": replace(BART, read_model=_mvp),
+    "mbart": replace(BART, read_model=_mbart),
+    "m2m_100": replace(BART, read_model=_m2m_100),
     "marian": replace(
         BART,
-        read=_marian,
-        writes={
+        read_model=_marian,
+        field_writers={
             **SIDES_WRITES,
             "share_encoder_decoder_embeddings": lambda s: (
-                s.first.vocab_size is None or s.spec.unused_embedding is not None
+                s.first_stack.vocab_size is None or s.spec.unused_embedding is not None
             ),
-            "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size,
+            "vocab_size": lambda s: s.first_stack.vocab_size or s.spec.vocab_size,
             "decoder_vocab_size": lambda s: s.spec.vocab_size,
             **UNPADDED,
         },
     ),
     "fsmt": replace(
         BART,
-        read=_fsmt,
-        ignored=IGNORED | {"decoder"},
+        read_model=_fsmt,
+        ignored_fields=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
-        writes={},
+        field_writers={},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
     ),
-    "pegasus": replace(BART, read=_pegasus),
-    "blenderbot": replace(BART, read=_pegasus),
-    "blenderbot-small": replace(BART, read=_blenderbot_small),
+    "pegasus": replace(BART, read_model=_pegasus),
+    "blenderbot": replace(BART, read_model=_pegasus),
+    "blenderbot-small": replace(BART, read_model=_blenderbot_small),
     "bigbird_pegasus": replace(
         BART,
-        read=_bigbird_pegasus,
-        writes={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
-        quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
+        read_model=_bigbird_pegasus,
+        field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
+        quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules={
             **BART_MODULES,
             "norm": "layernorm_embedding",
@@ -320,8 +320,11 @@ FAMILIES = {
         },
     ),
     "pp_formulanet": Family(
-        None, text="pp_formulanet_text", ties="never", uncounted_encoders={"vision_config": "pp_formulanet_vision"}
+        None,
+        text_type="pp_formulanet_text",
+        tying_source="never",
+        uncounted_encoders={"vision_config": "pp_formulanet_vision"},
     ),
-    "pp_formulanet_text": replace(BART, read=_pp_formulanet_text, writes={}),
+    "pp_formulanet_text": replace(BART, read_model=_pp_formulanet_text, field_writers={}),
     "plbart": BART,
 }

@@ -20,11 +20,11 @@ def _dia(config: Config) -> Table:
     width, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
     delays = config.sizes("delay_pattern")
     if len(delays) != channels:
-        raise config.wrong("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
+        raise config.error("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.size("cross_hidden_size")
     if cross_width != width:
-        raise decoder_config.wrong("cross_hidden_size", cross_width, f"{width}, the width of the encoder (hidden_size)")
+        raise decoder_config.error("cross_hidden_size", cross_width, f"{width}, the width of the encoder (hidden_size)")
     decoder["block"]["cross_attention"] = {
         "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
         "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
@@ -44,7 +44,7 @@ def _dia(config: Config) -> Table:
         "position are not counted in memory before their sum"
     )
     for section in (encoder_config, decoder_config):
-        section.close(frozenset(section.defaults), config)
+        section.finish(frozenset(section.defaults), config)
     return table
 
 
@@ -101,8 +101,8 @@ FAMILIES = {
     "dia": Family(
         _dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
-        ignored=frozenset({"norm_eps"}),
+        ignored_fields=frozenset({"norm_eps"}),
         modules=MODULES,
-        quirks=Quirks(audio_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
-    ),
+        quirks=Quirks(decoder_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
+    )
 }

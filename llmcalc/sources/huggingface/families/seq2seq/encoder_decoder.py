@@ -16,7 +16,7 @@ from ...config import Config
 from ...dropout import dropout_of
 from ...family import Family, Modules
 from ...parts import IDLE_CROSS_ATTENTION, Table
-from ...registry import causal_class, config_of, family_of, usual_name
+from ...registry import causal_class, family_of, typed_config, usual_name
 from ..bert.bert import BERT_MODULES, SECOND_BIAS
 
 
@@ -32,10 +32,10 @@ def _encoder_decoder(config: Config) -> Table:
         config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.wrong("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")
+        raise config.error("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")
     block = decoder["decoder"]["block"] if "decoder" in decoder and "encoder" not in decoder else {}
     if not block.get("idle_cross_attention"):
-        raise config.wrong(
+        raise config.error(
             "decoder",
             layer_tables["decoder"],
             "the config of a decoder with is_decoder = true and add_cross_attention = true",
@@ -54,7 +54,7 @@ def model_type_of(config: Config, name: str, fields: Mapping[str, Any]) -> str:
     """Returns the model type of a section with the config of a whole model."""
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
-        raise config.wrong(name, model_type, "a table of fields with the model_type of that model")
+        raise config.error(name, model_type, "a table of fields with the model_type of that model")
     return usual_name(model_type)
 
 
@@ -63,12 +63,12 @@ def section_model(
 ) -> Table:
     """Returns the model that a section of the config describes."""
     family = family_of(model_type, f"{name}.", fields)
-    if family.read is None:
-        raise config.wrong(name, model_type, "a model of text, not a wrapper")
-    section = config_of(fields, model_type, family, head, f"{name}.")
-    table = family.read(section)
+    if family.read_model is None:
+        raise config.error(name, model_type, "a model of text, not a wrapper")
+    section = typed_config(fields, model_type, family, head, f"{name}.")
+    table = family.read_model(section)
     table |= dropout_of(section, family)
-    section.close(family.ignored, config)
+    section.finish(family.ignored_fields, config)
     config.notes += [note for note in section.notes if note != IDLE_CROSS_ATTENTION]
     return table
 
@@ -88,9 +88,9 @@ MODULES: Modules = {
 FAMILIES = {
     "encoder-decoder": Family(
         _encoder_decoder,
-        ignored=frozenset({"vocab_size"}),
-        generates=True,
+        ignored_fields=frozenset({"vocab_size"}),
+        generates_text=True,
         modules=MODULES,
         deviations=(SECOND_BIAS,),
-    ),
+    )
 }

@@ -17,17 +17,17 @@ def _canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
-        raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
+        raise section.error("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.divided("num_attention_heads", width, heads)
+    section.quotient("num_attention_heads", width, heads)
     if encoder["hidden_size"] != width:
-        raise config.wrong(
+        raise config.error(
             "encoder_config", encoder["hidden_size"], f"a hidden_size of {width}, which the decoder's layers read"
         )
     model = _speech_model(config, section, encoder, decoder)
-    section.close(NO_COUNT, config)
+    section.finish(NO_COUNT, config)
     return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
 
 
@@ -42,31 +42,31 @@ def _require_sizes_of_nemo(config: Config) -> None:
     """Compares the sizes in the sections of NeMo, which the class does not read, with those that the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
-    for section, class_config, names in (
+    for section, class_config, field_pairs in (
         (config.section("encoder"), encoder, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for name, class_name in names.items():
+        for name, class_name in field_pairs.items():
             if section.has(name) and section.get(name) != class_config.size(class_name):
                 expected = (
-                    f"{class_config.size(class_name)}, as {class_config.where}{class_name}, which the class reads"
+                    f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
                 )
-                raise section.wrong(name, section.get(name), expected)
+                raise section.error(name, section.get(name), expected)
 
 
-def _config_section(config: Config, name: str, kind: str, defaults: Table) -> Config:
+def _config_section(config: Config, name: str, model_type: str, defaults: Table) -> Config:
     """Returns a section of the config, or the class's defaults without a section."""
     fields = {} if config.get(name) is None else config.table(name)
-    section = Config(fields, defaults, kind, where=f"{name}.")
-    if fields.get("model_type", kind) != kind:
-        raise section.wrong("model_type", fields["model_type"], kind)
+    section = Config(fields, defaults, model_type, location=f"{name}.")
+    if fields.get("model_type", model_type) != model_type:
+        raise section.error("model_type", fields["model_type"], model_type)
     return section
 
 
 def _speech_model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
     """Returns the model. section: the decoder's fields."""
-    config.must("is_encoder_decoder", True)
+    config.require("is_encoder_decoder", True)
     return {
         "vocab_size": section.size("vocab_size"),
         "hidden_size": section.size("hidden_size"),
@@ -79,12 +79,12 @@ def _speech_model(config: Config, section: Config, encoder: Table, decoder: Tabl
 
 def _decoder(section: Config, position: Table) -> Table:
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    kv_heads, head_dim = section.maybe("num_key_value_heads") or heads, section.maybe("head_dim")
+    kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
     if heads % kv_heads:
-        raise section.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **biases(section.flag("attention_bias"), *QKVO),
     }
@@ -109,20 +109,20 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     """Returns the FastConformer. defaults: default values of the section's fields."""
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
-    has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
-    kernel, act = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
-    if kernel % 2 == 0:
-        raise section.wrong("conv_kernel_size", kernel, "an odd number")
+    has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
+    kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    if kernel_size % 2 == 0:
+        raise section.error("conv_kernel_size", kernel_size, "an odd number")
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
         "bias": has_bias,
         "segments": False,
     }
     convolution = {
-        "kernel_size": kernel,
-        "hidden_act": act,
+        "kernel_size": kernel_size,
+        "hidden_act": activation,
         "bias": section.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
@@ -131,7 +131,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(section.size("intermediate_size"), act, has_bias),
+        "feed_forward": mlp(section.size("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
@@ -141,20 +141,20 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
         "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
     }
-    section.close(NO_COUNT | {"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"}, config)
+    section.finish(NO_COUNT | {"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"}, config)
     return encoder
 
 
 def _subsampling(section: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
-    factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
-    section.must("subsampling_conv_kernel_size", 3)
-    section.must("subsampling_conv_stride", 2)
-    convolution_count = factor.bit_length() - 1
-    if factor < 2 or factor != 2**convolution_count:
-        raise section.wrong("subsampling_factor", factor, "a power of 2, at least 2")
-    if mel_bins % factor:
-        raise section.wrong("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({factor})")
+    subsampling_factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
+    section.require("subsampling_conv_kernel_size", 3)
+    section.require("subsampling_conv_stride", 2)
+    convolution_count = subsampling_factor.bit_length() - 1
+    if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
+        raise section.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
+    if mel_bins % subsampling_factor:
+        raise section.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
     first_convolution = {"channels": section.size("subsampling_conv_channels"), "bias": True}
     separable = {**first_convolution, "separable": True}
     return {
@@ -282,5 +282,5 @@ EARLIER: dict[str, str] = {
 
 FAMILIES = {
     "canary": Family(_canary, modules=MODULES),
-    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier=EARLIER),
+    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier_names=EARLIER),
 }

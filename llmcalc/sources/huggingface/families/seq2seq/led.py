@@ -10,7 +10,7 @@ from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table
-from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, windows
+from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
 from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
@@ -19,7 +19,7 @@ def _led(config: Config) -> Table:
         {"type": "learned", "max_position_embeddings": config.size(f"max_{stack_name}_position_embeddings")}
         for stack_name in ("encoder", "decoder")
     )
-    encoder = {"position": encoder_rows, **windows(config, config.size("num_hidden_layers"))}
+    encoder = {"position": encoder_rows, **window_stack(config, config.size("num_hidden_layers"))}
     decoder = {"position": decoder_rows}
     table = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
     if "encoder" in table:
@@ -31,14 +31,18 @@ def _led(config: Config) -> Table:
 FAMILIES = {
     "led": Family(
         _led,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         aliases=ALIASES,
-        writes={
+        field_writers={
             **SIDES_WRITES,
-            "max_encoder_position_embeddings": lambda s: getattr(s.first.position, "max_position_embeddings", None),
-            "max_decoder_position_embeddings": lambda s: getattr(s.main.position, "max_position_embeddings", None),
+            "max_encoder_position_embeddings": lambda s: getattr(
+                s.first_stack.position, "max_position_embeddings", None
+            ),
+            "max_decoder_position_embeddings": lambda s: getattr(
+                s.main_stack.position, "max_position_embeddings", None
+            ),
             "attention_window": lambda s: [
-                layer.attention.sliding_window - 1 for layer in map(s.first.layer, s.first.layer_names())
+                layer.attention.sliding_window - 1 for layer in map(s.first_stack.layer, s.first_stack.layer_names())
             ],
         },
         deviations=(CHUNKS,),
@@ -54,6 +58,6 @@ FAMILIES = {
             "k_global_proj": "key_global",
             "v_global_proj": "value_global",
         },
-        dropout=BART_DROPOUT,
-    ),
+        dropout_fields=BART_DROPOUT,
+    )
 }

@@ -30,18 +30,18 @@ ENCODER: dict[str, Any] = {
 
 
 def _moonshine_streaming(config: Config) -> Table:
-    config.must("is_encoder_decoder", True)
+    config.require("is_encoder_decoder", True)
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     hidden, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm(1e-5, bias=False)
-    kv_heads, head_dim = config.maybe("num_key_value_heads"), config.maybe("head_dim")
+    kv_heads, head_dim = config.optional_size("num_key_value_heads"), config.optional_size("head_dim")
     if kv_heads not in (None, heads):
-        raise config.wrong(
+        raise config.error(
             "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
         )
     mixer: Table = {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
     if head_dim is None:
-        config.divided("num_attention_heads", hidden, heads)
+        config.quotient("num_attention_heads", hidden, heads)
     else:
         mixer["head_dim"] = head_dim
     rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
@@ -72,17 +72,17 @@ def _moonshine_streaming(config: Config) -> Table:
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder, with learned output positions for a decoder of that width."""
     fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
-    section = Config(fields, ENCODER, "moonshine_streaming_encoder", where="encoder_config.")
+    section = Config(fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
     width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    kv_heads, head_dim = section.size("num_key_value_heads"), section.maybe("head_dim")
+    kv_heads, head_dim = section.size("num_key_value_heads"), section.optional_size("head_dim")
     if heads % kv_heads:
-        raise section.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     frame_size = round(section.size("sample_rate") * section.number("frame_ms") / 1000)
     if frame_size < 1:
-        raise section.wrong("frame_ms", section.get("frame_ms"), "a frame of at least one sample")
+        raise section.error("frame_ms", section.get("frame_ms"), "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.divided("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **biases(section.flag("attention_bias"), *QKVO),
     }
@@ -96,21 +96,18 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
             mixer, mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")), norm
         ),
         "final_norm": norm,
-        "output_positions": {
-            "type": "learned",
-            "max_position_embeddings": config.size("max_position_embeddings"),
-        },
+        "output_positions": {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")},
     }
     if width != decoder_width:
         encoder |= {"hidden_size": width, "output_size": decoder_width, "output_bias": False}
-    section.close(frozenset({"max_position_embeddings"}), config)
+    section.finish(frozenset({"max_position_embeddings"}), config)
     return encoder
 
 
 FAMILIES = {
     "moonshine_streaming": Family(
         _moonshine_streaming,
-        ignored=frozenset({"max_source_positions"}),
+        ignored_fields=frozenset({"max_source_positions"}),
         modules={
             "stem": "embedder",
             "stem.log_gain": "comp",
@@ -120,5 +117,5 @@ FAMILIES = {
             **MOONSHINE_MODULES,
             "encoder.norm": "final_norm",
         },
-    ),
+    )
 }

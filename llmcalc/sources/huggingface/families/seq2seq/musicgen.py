@@ -19,19 +19,21 @@ from .t5 import T5_MODULES
 
 def _musicgen(config: Config) -> Table:
     """Reads the decoder, and the text encoder in whose output it attends."""
-    text, music = config.table("text_encoder"), config.table("decoder")
-    text_type = model_type_of(config, "text_encoder", text)
+    text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
+    text_type = model_type_of(config, "text_encoder", text_encoder)
     music_type = "musicgen_decoder"
-    if music.get("model_type", music_type) != music_type:
-        raise config.wrong("decoder.model_type", music["model_type"], f"'{music_type}'")
-    encoder = section_model(config, "text_encoder", text_type, {**text, "architectures": ["EncoderModel"]}, "none")
-    table = section_model(config, "decoder", music_type, {**music, "architectures": ["MusicgenForCausalLM"]})
+    if decoder_section.get("model_type", music_type) != music_type:
+        raise config.error("decoder.model_type", decoder_section["model_type"], f"'{music_type}'")
+    encoder = section_model(
+        config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
+    )
+    table = section_model(config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]})
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.wrong("text_encoder", text_type, "the config of a text encoder, such as T5's")
+        raise config.error("text_encoder", text_type, "the config of a text encoder, such as T5's")
     del table["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
-    if source_width != table["hidden_size"] and music.get("cross_attention_hidden_size") is None:
+    if source_width != table["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
         stack["output_size"] = table["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
@@ -50,7 +52,7 @@ def _musicgen_decoder(config: Config) -> Table:
 def _melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
     norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
-    config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
     table = decoder(
         config,
@@ -86,24 +88,26 @@ OF_BOTH: Modules = {
 }
 """Names where the text encoder is T5; of another encoder, totals alone are compared."""
 
-OF_CODEBOOKS = Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
+OF_CODEBOOKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
 """Quirks of a decoder that takes the tokens of each codebook as a sequence of its own."""
 
 FAMILIES = {
     "musicgen": Family(
         _musicgen,
-        ignored=frozenset({"vocab_size"}),
+        ignored_fields=frozenset({"vocab_size"}),
         uncounted_modules="audio_encoder",
         modules=OF_BOTH,
-        quirks=Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
+        quirks=Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
     ),
-    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
+    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT),
     "musicgen_melody": Family(
         None,
-        text="musicgen_melody_decoder",
+        text_type="musicgen_melody_decoder",
         text_section="decoder",
-        ties="never",
+        tying_source="never",
         uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
     ),
-    "musicgen_melody_decoder": Family(_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
+    "musicgen_melody_decoder": Family(
+        _melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+    ),
 }

@@ -5,7 +5,7 @@ Phang et al. 2022 (arXiv:2208.04347). transformers: models/pegasus_x.
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family
@@ -17,11 +17,11 @@ from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 def _pegasus_x(config: Config) -> Table:
     table = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in table:
-        raise config.wrong("architectures", config.data.get("architectures"), "a class of both stacks")
+        raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
     block_fields = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}
     staggers, encoder = config.flag("stagger_local_blocks"), table["encoder"]
     if staggers and block_fields["block_size"] % 2:
-        raise config.wrong("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
+        raise config.error("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
     heads = encoder["block"]["attention"]["num_attention_heads"]
     encoder["block"] |= {
         "type": "global_local",
@@ -30,30 +30,26 @@ def _pegasus_x(config: Config) -> Table:
     encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]
     if staggers and depth > 1:
-        names = ["staggered" if i % 2 else "block" for i in range(depth)]
-        encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(names)}
+        layer_kinds = ["staggered" if i % 2 else "block" for i in range(depth)]
+        encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(layer_kinds)}
     return table
 
 
 WRITES: Writes = {
     **SIDES_WRITES,
-    "num_global_tokens": lambda s: present(s.first.streams).num_global_tokens,
-    "block_size": lambda s: present(s.first.streams).block_size,
-    "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first.kinds().values()),
+    "num_global_tokens": lambda s: require_present(s.first_stack.streams).num_global_tokens,
+    "block_size": lambda s: require_present(s.first_stack.streams).block_size,
+    "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first_stack.kinds().values()),
 }
 
 
 FAMILIES = {
     "pegasus_x": Family(
         _pegasus_x,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         aliases=ALIASES,
-        writes=WRITES,
-        modules={
-            **BART_MODULES,
-            "global_tokens": "embed_global",
-            "global_pre_norm": "global_self_attn_layer_norm",
-        },
-        dropout=BART_DROPOUT,
-    ),
+        field_writers=WRITES,
+        modules={**BART_MODULES, "global_tokens": "embed_global", "global_pre_norm": "global_self_attn_layer_norm"},
+        dropout_fields=BART_DROPOUT,
+    )
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks
@@ -35,8 +35,8 @@ SIDES = ("encoder", "decoder")
 def _prophetnet(config: Config) -> Table:
     is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
     if not is_decoder:
-        config.must("is_encoder_decoder", True)
-        config.must("add_cross_attention", True)
+        config.require("is_encoder_decoder", True)
+        config.require("add_cross_attention", True)
     config.fields_read.add("is_encoder_decoder")
     table: Table = {
         "vocab_size": config.size("vocab_size"),
@@ -61,10 +61,10 @@ def _prophetnet(config: Config) -> Table:
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
     hidden, heads = config.size("hidden_size"), config.size(f"num_{stack_name}_attention_heads")
-    config.divided(f"num_{stack_name}_attention_heads", hidden, heads)
+    config.quotient(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    act = config.choice(ACTIVATIONS, "activation_function")
-    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), act), layernorm(), "post")
+    activation = config.choice(ACTIVATIONS, "activation_function")
+    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
     stack: Table = {
         "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
         "block": block,
@@ -89,27 +89,27 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
     rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):
-        raise config.wrong("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")
+        raise config.error("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")
     offset = padding + 1 + extra_rows
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
 def _decoder_positions(config_values: ConfigValues) -> Any:
     """Returns the decoder's learned positions."""
-    return config_values.main.position
+    return config_values.main_stack.position
 
 
 WRITES: Writes = {
     **{name: write for name, write in SIDES_WRITES.items() if name.endswith("ffn_dim")},
-    "num_encoder_layers": lambda s: present(s.spec.encoder).num_hidden_layers,
-    "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
-    "num_encoder_attention_heads": lambda s: present(s.spec.encoder).block.attention.num_attention_heads,
-    "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
+    "num_encoder_layers": lambda s: require_present(s.spec.encoder).num_hidden_layers,
+    "num_decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
+    "num_encoder_attention_heads": lambda s: require_present(s.spec.encoder).block.attention.num_attention_heads,
+    "num_decoder_attention_heads": lambda s: s.main_stack.block.attention.num_attention_heads,
     "max_position_embeddings": lambda s: _decoder_positions(s).max_position_embeddings + _decoder_positions(s).offset,
     "pad_token_id": lambda s: _decoder_positions(s).offset - 2,
-    "ngram": lambda s: present(s.main.streams).ngram,
-    "num_buckets": lambda s: s.main.block.attention.num_buckets,
-    "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
+    "ngram": lambda s: require_present(s.main_stack.streams).ngram,
+    "num_buckets": lambda s: s.main_stack.block.attention.num_buckets,
+    "relative_max_distance": lambda s: s.main_stack.block.attention.relative_max_distance,
 }
 
 
@@ -117,7 +117,7 @@ FAMILIES = {
     "prophetnet": Family(
         _prophetnet,
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
-        writes=WRITES,
+        field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),
         modules={
             "embed_tokens": "decoder.word_embeddings",
@@ -138,6 +138,6 @@ FAMILIES = {
             "up_proj": "intermediate",
             "down_proj": "output",
         },
-        dropout=BART_DROPOUT,
-    ),
+        dropout_fields=BART_DROPOUT,
+    )
 }

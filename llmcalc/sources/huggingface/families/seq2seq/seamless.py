@@ -23,7 +23,7 @@ def _seamless(config: Config) -> Table:
     """Reads text to text, which the class of the whole model runs for tokens."""
     name = architecture(config)
     if name and not name.endswith(("Model", "ForTextToText")):
-        raise config.wrong("architectures", name, "a class with a text encoder and a text decoder")
+        raise config.error("architectures", name, "a class with a text encoder and a text decoder")
     if not name.endswith("ForTextToText"):
         config.notes += [f"{field}: {part} is not counted" for field, part in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
@@ -36,7 +36,7 @@ def _seamless(config: Config) -> Table:
     }
     for stack_name in ("encoder", "decoder"):
         heads = config.size(f"{stack_name}_attention_heads")
-        config.divided(f"{stack_name}_attention_heads", table["hidden_size"], heads)
+        config.quotient(f"{stack_name}_attention_heads", table["hidden_size"], heads)
         mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
         block = {
             "attention": mixer,
@@ -77,8 +77,8 @@ DROPOUT = {
 
 SEAMLESS = Family(
     _seamless,
-    ignored=IGNORED,
-    generates=True,
+    ignored_fields=IGNORED,
+    generates_text=True,
     uncounted_modules="speech_encoder + t2u_model + vocoder",
     modules={
         "encoder": "text_encoder",
@@ -96,7 +96,7 @@ SEAMLESS = Family(
         "o_proj": "out_proj",
         "norm": "layer_norm",
     },
-    dropout=DROPOUT,
+    dropout_fields=DROPOUT,
 )
 
 

@@ -6,7 +6,7 @@ transformers: models/speech_to_text, models/moonshine.
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family
@@ -17,10 +17,10 @@ from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 def _speech_to_text(config: Config) -> Table:
     kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
     if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
-        raise config.wrong("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
+        raise config.error("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
     channels = config.size("conv_channels")
     if channels % 2:
-        raise config.wrong("conv_channels", channels, "an even number")
+        raise config.error("conv_channels", channels, "an even number")
     stem = {
         "type": "subsampling",
         "num_mel_bins": config.size("input_feat_per_channel") * config.size("input_channels"),
@@ -32,7 +32,7 @@ def _speech_to_text(config: Config) -> Table:
 
 
 def _moonshine(config: Config) -> Table:
-    config.must("is_encoder_decoder", True)
+    config.require("is_encoder_decoder", True)
     norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
     width = config.size("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
@@ -74,14 +74,14 @@ def _moonshine(config: Config) -> Table:
 def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
     heads = config.size(f"{stack_name}_num_attention_heads")
-    kv_heads = config.maybe(f"{stack_name}_num_key_value_heads")
+    kv_heads = config.optional_size(f"{stack_name}_num_key_value_heads")
     if kv_heads not in (None, heads):
-        raise config.wrong(
+        raise config.error(
             f"{stack_name}_num_key_value_heads",
             kv_heads,
             f"{heads}: the class splits queries into as many heads as keys",
         )
-    config.divided(f"{stack_name}_num_attention_heads", hidden, heads)
+    config.quotient(f"{stack_name}_num_attention_heads", hidden, heads)
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 
@@ -102,14 +102,14 @@ MOONSHINE_MODULES = {
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
-        writes={
+        field_writers={
             **SIDES_WRITES,
-            "num_conv_layers": lambda s: len(present(s.first.stem).conv_kernel_sizes),
-            "conv_kernel_sizes": lambda s: list(present(s.first.stem).conv_kernel_sizes),
-            "conv_channels": lambda s: present(s.first.stem).conv_channels,
-            "input_feat_per_channel": lambda s: present(s.first.stem).num_mel_bins,
+            "num_conv_layers": lambda s: len(require_present(s.first_stack.stem).conv_kernel_sizes),
+            "conv_kernel_sizes": lambda s: list(require_present(s.first_stack.stem).conv_kernel_sizes),
+            "conv_channels": lambda s: require_present(s.first_stack.stem).conv_channels,
+            "input_feat_per_channel": lambda s: require_present(s.first_stack.stem).num_mel_bins,
         },
         modules={
             **BART_MODULES,
@@ -118,18 +118,20 @@ FAMILIES = {
             "stem.conv1": "conv_layers.1",
             "embed_tokens": "decoder.embed_tokens",
         },
-        dropout=BART_DROPOUT,
+        dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(
         _moonshine,
-        writes={
-            "encoder_num_hidden_layers": lambda s: s.first.num_hidden_layers,
-            "decoder_num_hidden_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
-            "encoder_num_attention_heads": lambda s: s.first.block.attention.num_attention_heads,
-            "decoder_num_attention_heads": lambda s: present(s.spec.decoder).block.attention.num_attention_heads,
-            "encoder_hidden_act": lambda s: s.first.block.feed_forward.hidden_act,
-            "decoder_hidden_act": lambda s: present(s.spec.decoder).block.feed_forward.hidden_act,
-            "intermediate_size": lambda s: s.first.block.feed_forward.intermediate_size,
+        field_writers={
+            "encoder_num_hidden_layers": lambda s: s.first_stack.num_hidden_layers,
+            "decoder_num_hidden_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
+            "encoder_num_attention_heads": lambda s: s.first_stack.block.attention.num_attention_heads,
+            "decoder_num_attention_heads": lambda s: (
+                require_present(s.spec.decoder).block.attention.num_attention_heads
+            ),
+            "encoder_hidden_act": lambda s: s.first_stack.block.feed_forward.hidden_act,
+            "decoder_hidden_act": lambda s: require_present(s.spec.decoder).block.feed_forward.hidden_act,
+            "intermediate_size": lambda s: s.first_stack.block.feed_forward.intermediate_size,
             "partial_rotary_factor": "partial_rotary_factor",
         },
         modules={

@@ -13,15 +13,15 @@ from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table,
 def _speecht5(config: Config) -> Table:
     name = architecture(config)
     if name and not name.endswith("ForSpeechToText"):
-        raise config.wrong("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
-    config.must("is_encoder_decoder", True)
+        raise config.error("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
+    config.require("is_encoder_decoder", True)
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    act = config.choice(ACTIVATIONS, "hidden_act")
+    activation = config.choice(ACTIVATIONS, "hidden_act")
     depths = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), act) for stack_name in depths}
+    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depths}
     heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depths}
     head_dims = {
-        stack_name: config.divided(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
+        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
     }
     distance = config.size("encoder_max_relative_position")
     encoder_attention = {
@@ -44,12 +44,7 @@ def _speecht5(config: Config) -> Table:
     decoder = {
         "num_hidden_layers": depths["decoder"],
         "position": {"type": "sinusoidal"},
-        "block": {
-            **layer,
-            "attention": attention,
-            "cross_attention": attention,
-            "feed_forward": networks["decoder"],
-        },
+        "block": {**layer, "attention": attention, "cross_attention": attention, "feed_forward": networks["decoder"]},
     }
     return {
         "vocab_size": config.size("vocab_size"),
@@ -68,13 +63,13 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
     convolution_count = len(lists["dim"])
     for name, list_values in lists.items():
         if len(list_values) != convolution_count or not list_values or 0 in list_values:
-            raise config.wrong(
+            raise config.error(
                 f"conv_{name}",
                 list_values,
                 f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
             )
     groups = config.size("num_conv_pos_embedding_groups")
-    config.divided("num_conv_pos_embedding_groups", hidden, groups)
+    config.quotient("num_conv_pos_embedding_groups", hidden, groups)
     is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
         "type": "wave",
@@ -96,7 +91,7 @@ IGNORED = frozenset({"num_feat_extract_layers"})
 FAMILIES = {
     "speecht5": Family(
         _speecht5,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         modules={
             "encoder": "encoder",
             "encoder.stem": "prenet",
@@ -128,12 +123,12 @@ FAMILIES = {
             "down_proj": "output_dense",
             "lm_head": "text_decoder_postnet.lm_head",
         },
-        dropout={
+        dropout_fields={
             "embedding": "hidden_dropout",
             "attention": "attention_dropout",
             "attention_output": "hidden_dropout",
             "activation": "activation_dropout",
             "feed_forward": "hidden_dropout",
         },
-    ),
+    )
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .....components.networks.moe import MoE
 from .....components.networks.router import LinearRouter
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, every_expert, field_names
@@ -27,7 +27,7 @@ def _switch(config: Config) -> Table:
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
-    config.must("tie_word_embeddings", True)
+    config.require("tie_word_embeddings", True)
     config.size("expert_capacity")
     dense_network = {
         "intermediate_size": config.size("intermediate_size"),
@@ -38,7 +38,7 @@ def _switch(config: Config) -> Table:
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_bias(config))
+    table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_position_bias(config))
     for stack_name, expert_interval in {
         stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
@@ -69,13 +69,13 @@ def _has_experts(i: int, expert_interval: int) -> bool:
 
 def _nllb_moe(config: Config) -> Table:
     table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
-    act = config.choice(ACTIVATIONS, "activation_function")
+    activation = config.choice(ACTIVATIONS, "activation_function")
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in table):
         expert_interval, depth = config.count(f"{stack_name}_sparse_step"), table[stack_name]["num_hidden_layers"]
         experts = moe(
             config.size("num_experts"),
             2,
-            mlp(config.size(f"{stack_name}_ffn_dim"), act),
+            mlp(config.size(f"{stack_name}_ffn_dim"), activation),
             router=_router(config),
             expert_loop=True,
         )
@@ -106,13 +106,13 @@ OF_EXPERTS = field_names(
 
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
-    stack = present(getattr(config_values.spec, stack_name))
+    stack = require_present(getattr(config_values.spec, stack_name))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
     """Returns the number format of routers; a spec does not distinguish 16-bit formats."""
-    return "float32" if config_values.find(LinearRouter).float32_product else "bfloat16"
+    return "float32" if config_values.find_part(LinearRouter).float32_product else "bfloat16"
 
 
 def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
@@ -125,7 +125,7 @@ EVERY_EXPERT = Deviation(
     "NLLB-MoE's experts",
     "the class uses the router's mask as expert indices: each token runs once per expert",
     "forward_flops",
-    follow=every_expert,
+    class_op=every_expert,
 )
 
 
@@ -135,8 +135,8 @@ FAMILIES = {
         {"n_positions": None},
         t5.IGNORED | OF_EXPERTS,
         aliases=t5.ALIASES,
-        unread=t5.UNREAD | {"head_dim"},
-        writes={
+        unread_aliases=t5.UNREAD | {"head_dim"},
+        field_writers={
             **T5_WRITES,
             "num_sparse_encoder_layers": lambda s: len(_expert_layers(s, "encoder")),
             "num_sparse_decoder_layers": lambda s: len(_expert_layers(s, "decoder")),
@@ -152,13 +152,13 @@ FAMILIES = {
             "mlp": "layer.1.mlp",
             "decoder.mlp": "layer.2.mlp",
         },
-        dropout=T5_DROPOUT,
+        dropout_fields=T5_DROPOUT,
     ),
     "nllb-moe": Family(
         _nllb_moe,
-        ignored=bart.IGNORED | OF_EXPERTS,
+        ignored_fields=bart.IGNORED | OF_EXPERTS,
         aliases=bart.ALIASES,
-        writes={
+        field_writers={
             **SIDES_WRITES,
             "router_dtype": _written_router_dtype,
             "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
@@ -178,6 +178,6 @@ FAMILIES = {
             "experts.down_proj": "expert_*.fc2",
             "router": "router.classifier | router",
         },
-        dropout=BART_DROPOUT,
+        dropout_fields=BART_DROPOUT,
     ),
 }

@@ -1,5 +1,4 @@
-"""T5 models: t5, mt5, umt5 (a relative position bias in every layer), longt5 (an encoder with local attention), and
-pop2piano (an encoder of a spectrum).
+"""T5 and its successors: mt5, umt5 (a position bias in every layer), longt5 (local attention), pop2piano (audio).
 
 transformers: models/t5, models/mt5, models/umt5, models/longt5, models/pop2piano. The first four tie the head
     regardless of the config (T5 1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config
@@ -12,16 +11,16 @@ from dataclasses import replace
 
 from .....ops import Linear, Op
 from .....workload.rows import LOGITS
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
-from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, layer_table, rmsnorm
+from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, is_untied
+from ...parts import ACTIVATIONS, Table, architecture, class_count, head_table, layer_table, rmsnorm
 from ...writes import Writes
 
 
 def _t5(config: Config) -> Table:
-    stack = shared_bias(config)
+    stack = shared_position_bias(config)
     stack["relative_bias"]["bias_in_sdpa"] = True
     return t5_like(config, t5_block(config), stack)
 
@@ -29,7 +28,9 @@ def _t5(config: Config) -> Table:
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
     buckets = {
-        field: value for field, value in shared_bias(config)["relative_bias"].items() if field != "num_attention_heads"
+        field: value
+        for field, value in shared_position_bias(config)["relative_bias"].items()
+        if field != "num_attention_heads"
     }
     block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
     return t5_like(config, block, {})
@@ -44,7 +45,7 @@ def _longt5(config: Config) -> Table:
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
     )
-    table = t5_like(config, {**block, "attention": local_attention}, shared_bias(config), block)
+    table = t5_like(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
     if has_block_sums:
         table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
     return table
@@ -53,7 +54,7 @@ def _longt5(config: Config) -> Table:
 def _pop2piano(config: Config) -> Table:
     """Reads Pop2Piano: T5's encoder over the frames of a spectrum, and a head that its class never ties."""
     config.fields_read.add("tie_word_embeddings")
-    config.must("is_encoder_decoder", True)
+    config.require("is_encoder_decoder", True)
     table = _t5(config)
     table["encoder"]["stem"] = {
         "type": "features",
@@ -75,7 +76,7 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if config.maybe("n_positions") is not None:
+    if config.optional_size("n_positions") is not None:
         table["max_position_embeddings"] = config.size("n_positions")
     table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
     name = architecture(config)
@@ -85,7 +86,7 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
     table["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
     return {
         **table,
-        "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(config)),
+        "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
     }
 
 
@@ -94,7 +95,7 @@ def decoder_depth(config: Config) -> int:
 
     These classes use `num_layers` before its alias num_hidden_layers replaces it.
     """
-    return config.maybe("num_decoder_layers") or config.size_by_name("num_layers")
+    return config.optional_size("num_decoder_layers") or config.size_by_name("num_layers")
 
 
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
@@ -105,8 +106,8 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    sizes = {name: config.size(name) for name in ("num_attention_heads", "head_dim")}
-    return {**sizes, "float32_softmax": False}
+    head_fields = {name: config.size(name) for name in ("num_attention_heads", "head_dim")}
+    return {**head_fields, "float32_softmax": False}
 
 
 def t5_feed_forward(config: Config) -> Table:
@@ -115,20 +116,20 @@ def t5_feed_forward(config: Config) -> Table:
     is_gated_act, if given, overrides the prefix.
     """
     name = config.text("feed_forward_proj")
-    kind, _, act = name.rpartition("-")
-    if kind not in ("", "gated") or act not in ACTIVATIONS:
-        raise config.wrong(
+    gate, _, act = name.rpartition("-")
+    if gate not in ("", "gated") or act not in ACTIVATIONS:
+        raise config.error(
             "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
     activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
-    gated = config.flag("is_gated_act") if config.has("is_gated_act") else kind == "gated"
-    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": gated}
+    is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate == "gated"
+    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 
 
-def shared_bias(config: Config) -> Table:
+def shared_position_bias(config: Config) -> Table:
     """Returns the relative position bias of the first layer, which all layers share."""
-    names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {name: config.size(name) for name in names}}
+    size_fields = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
+    return {"relative_bias": {name: config.size(name) for name in size_fields}}
 
 
 ALIASES = {
@@ -142,17 +143,19 @@ UNREAD = frozenset({"intermediate_size"})
 IGNORED = frozenset({"scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"})
 
 T5_WRITES: Writes = {
-    "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+    "num_decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "feed_forward_proj": lambda s: ("gated-" if s.network.gated else "") + s.network.hidden_act.removesuffix("_tanh"),
 }
 
 LONG_WRITES: Writes = {
-    "encoder_attention_type": lambda s: "local" if s.typed("local").global_block_size is None else "transient-global",
-    "global_block_size": lambda s: present(s.typed("local").global_block_size),
+    "encoder_attention_type": lambda s: (
+        "local" if s.part_of_type("local").global_block_size is None else "transient-global"
+    ),
+    "global_block_size": lambda s: require_present(s.part_of_type("local").global_block_size),
 }
 
 
-def _tied(op: Op) -> Op:
+def _tied_op(op: Op) -> Op:
     return replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op
 
 
@@ -160,8 +163,8 @@ ALWAYS_TIED = Deviation(
     "T5's tied head",
     "its output projection is tied to the embedding, although the config unties them",
     "parameters",
-    follow=_tied,
-    when=untied,
+    class_op=_tied_op,
+    applies_to=is_untied,
 )
 
 
@@ -201,31 +204,31 @@ OF_T5 = Family(
     {"n_positions": None},
     IGNORED,
     aliases=ALIASES,
-    unread=UNREAD,
-    writes=T5_WRITES,
+    unread_aliases=UNREAD,
+    field_writers=T5_WRITES,
     quirks=LOOKS_FOR_THE_END,
     deviations=(ALWAYS_TIED,),
     modules=T5_MODULES,
-    dropout=T5_DROPOUT,
+    dropout_fields=T5_DROPOUT,
 )
 
 FAMILIES = {
     "t5": replace(OF_T5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "mt5": OF_T5,
-    "umt5": replace(OF_T5, read=_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "umt5": replace(OF_T5, read_model=_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "pop2piano": replace(
         OF_T5,
-        read=_pop2piano,
+        read_model=_pop2piano,
         defaults={"n_positions": None},
-        writes={},
+        field_writers={},
         quirks=Quirks(makes_mask=EVERY),
         deviations=(),
         modules={**T5_MODULES, "encoder.stem": "mel_conditioner", "styles": "embedding"},
     ),
     "longt5": replace(
         OF_T5,
-        read=_longt5,
-        writes={**T5_WRITES, **LONG_WRITES},
+        read_model=_longt5,
+        field_writers={**T5_WRITES, **LONG_WRITES},
         quirks=Quirks(),
         modules={
             **T5_MODULES,

@@ -28,7 +28,7 @@ from .bart import BART_MODULES, IGNORED
 
 def _trocr(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm()
-    config.divided("decoder_attention_heads", config.size("hidden_size"), heads)
+    config.quotient("decoder_attention_heads", config.size("hidden_size"), heads)
     mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
     stack: Table = {"position": {"type": "sinusoidal"}}
     if config.flag("use_learned_position_embeddings"):
@@ -36,7 +36,7 @@ def _trocr(config: Config) -> Table:
     if config.flag("layernorm_embedding"):
         stack["embedding_norm"] = norm
     network = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    source_size = config.maybe("cross_attention_hidden_size")
+    source_size = config.optional_size("cross_attention_hidden_size")
     block = {
         "attention": mixer,
         "cross_attention": mixer,
@@ -51,12 +51,12 @@ def _trocr(config: Config) -> Table:
 
 
 def _pix2struct_text_model(config: Config) -> Table:
-    config.must("is_decoder", True)
+    config.require("is_decoder", True)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
     if config.size("d_kv") * heads != config.size("hidden_size"):
-        raise config.wrong("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
-    act = config.choice(ACTIVATIONS, "dense_act_fn")
-    network = {"intermediate_size": config.size("d_ff"), "hidden_act": act, "gated": True}
+        raise config.error("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
+    activation = config.choice(ACTIVATIONS, "dense_act_fn")
+    network = {"intermediate_size": config.size("d_ff"), "hidden_act": activation, "gated": True}
     bias = {
         "num_attention_heads": heads,
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
@@ -76,23 +76,21 @@ def _pix2struct_text_model(config: Config) -> Table:
 FAMILIES = {
     "trocr": Family(
         _trocr,
-        ignored=IGNORED,
+        ignored_fields=IGNORED,
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "decoder_layers",
             "num_attention_heads": "decoder_attention_heads",
         },
         modules={**BART_MODULES, "lm_head": "output_projection"},
-        dropout=BART_DROPOUT,
+        dropout_fields=BART_DROPOUT,
     ),
     "pix2struct": Family(
-        None,
-        text="pix2struct_text_model",
-        uncounted_encoders={"vision_config": "pix2struct_vision_model"},
+        None, text_type="pix2struct_text_model", uncounted_encoders={"vision_config": "pix2struct_vision_model"}
     ),
     "pix2struct_text_model": Family(
         _pix2struct_text_model,
-        ignored=frozenset({"feed_forward_proj", "is_gated_act"}),
+        ignored_fields=frozenset({"feed_forward_proj", "is_gated_act"}),
         modules={
             "layers": "layer",
             "relative_bias": "layer.0.self_attention.attention.relative_attention_bias",
@@ -111,6 +109,6 @@ FAMILIES = {
             "down_proj": "wo",
             "norm": "final_layer_norm",
         },
-        dropout=T5_DROPOUT,
+        dropout_fields=T5_DROPOUT,
     ),
 }

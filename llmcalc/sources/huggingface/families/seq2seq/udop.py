@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
-from ...absent import present
+from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture
-from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_bias, t5_block, t5_like
+from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_like
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -29,10 +29,10 @@ BUCKETS = 32
 
 def _udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
-    bias = shared_bias(config)["relative_bias"]
+    bias = shared_position_bias(config)["relative_bias"]
     bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
     if not bare_class and first_bucket != bias["relative_attention_num_buckets"]:
-        raise config.wrong(
+        raise config.error(
             "relative_bias_args",
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
@@ -56,15 +56,15 @@ def _bias_buckets(config: Config) -> list[int]:
         return [BUCKETS] * len(BIASES)
     expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(entries, list) or not 1 <= len(entries) <= 16:
-        raise config.wrong(field, entries, expected)
+        raise config.error(field, entries, expected)
     bucket_counts = []
     for i, entry in enumerate(entries):
         known_type = isinstance(entry, dict) and entry.get("type") in (BIASES if i else BIASES[:1])
         bucket_count = entry.get("relative_attention_num_buckets", BUCKETS) if known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
-            raise config.wrong(field, entries, expected)
+            raise config.error(field, entries, expected)
         if entry.get("prefix_bucket", False) is not False:
-            raise config.wrong(field, entries, "tables without prefix_bucket")
+            raise config.error(field, entries, "tables without prefix_bucket")
         bucket_counts.append(bucket_count)
     return bucket_counts
 
@@ -75,12 +75,12 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 
 
 def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
-    bias = present(config_values.first.relative_bias)
+    bias = require_present(config_values.first_stack.relative_bias)
     buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
     layer_kinds = (*BIASES, *["vertical"] * len(buckets))
     return [
-        {"type": kind, "relative_attention_num_buckets": bucket_count}
-        for kind, bucket_count in zip(layer_kinds, buckets, strict=False)
+        {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
+        for bias_kind, bucket_count in zip(layer_kinds, buckets, strict=False)
     ]
 
 
@@ -90,20 +90,20 @@ FAMILIES = {
         {"n_positions": None},
         IGNORED,
         aliases=ALIASES,
-        unread=UNREAD | {"head_dim"},
+        unread_aliases=UNREAD | {"head_dim"},
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
-        writes={
+        field_writers={
             **T5_WRITES,
             "relative_bias_args": _written_biases,
-            "max_2d_position_embeddings": lambda s: present(s.first.token_types).other_vocab_sizes[0],
+            "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(reads_values=EVERY, more_inputs=_box_arguments),
+        quirks=Quirks(reads_values=EVERY, further_inputs=_box_arguments),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",
             "embed_other_1": "cell_2d_embedding.y_position_embeddings",
             "relative_bias": f"{FIRST_BIAS} + relative_bias",
         },
-        dropout=T5_DROPOUT,
-    ),
+        dropout_fields=T5_DROPOUT,
+    )
 }

@@ -5,7 +5,7 @@ transformers: models/whisper. The encoder's sinusoidal positions are a frozen ta
 
 from __future__ import annotations
 
-from ...absent import present
+from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, field_names
@@ -30,7 +30,7 @@ def _whisper(config: Config) -> Table:
 FAMILIES = {
     "whisper": Family(
         _whisper,
-        ignored=IGNORED
+        ignored_fields=IGNORED
         | field_names(
             """
             alignment_heads is_multilingual lang_ids task forced_decoder_ids no_timestamps_token_id prev_sot_token_id
@@ -38,11 +38,11 @@ FAMILIES = {
             """
         ),
         aliases=ALIASES,
-        writes={
+        field_writers={
             **SIDES_WRITES,
-            "num_mel_bins": lambda s: present(s.first.stem).num_mel_bins,
-            "max_source_positions": lambda s: present(s.first.stem).max_source_positions,
-            "max_target_positions": lambda s: getattr(s.main.position, "max_position_embeddings", None),
+            "num_mel_bins": lambda s: require_present(s.first_stack.stem).num_mel_bins,
+            "max_source_positions": lambda s: require_present(s.first_stack.stem).max_source_positions,
+            "max_target_positions": lambda s: getattr(s.main_stack.position, "max_position_embeddings", None),
             **UNPADDED,
         },
         modules={
@@ -52,6 +52,6 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "lm_head": "proj_out",
         },
-        dropout=BART_DROPOUT,
-    ),
+        dropout_fields=BART_DROPOUT,
+    )
 }

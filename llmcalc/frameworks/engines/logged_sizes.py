@@ -1,0 +1,27 @@
+"""Memory sizes from an engine's start-up log, which replace estimates (`--receipt`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...frozen import frozen
+
+RECEIPT_FIELD = "receipt"
+"""The key of `LoggedSizes` among the values of an engine's flags."""
+
+
+@frozen
+class LoggedSizes:
+    """The memory sizes that a log states. file: the log. terms: name of a part of the memory → bytes.
+
+    settings: name of a flag → its value in the run of the log.
+    """
+
+    file: str
+    terms: Mapping[str, int]
+    settings: Mapping[str, Any]
+
+    def differing_names(self, field_names: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
+        """Returns the names among `field_names` whose values in the log and in `settings` differ."""
+        return [flag_name for flag_name in field_names if self.settings.get(flag_name) != settings.get(flag_name)]

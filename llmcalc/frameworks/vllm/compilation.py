@@ -1,0 +1,38 @@
+"""The memory of compiling a model in a start of vLLM that finds no compiled graphs (vllm/compilation/backends.py).
+
+torch times each kernel that it may combine with others (`benchmark_combo_kernel` of vllm/config/compilation.py, pull
+request 26682) on random arguments of the same sizes (torch/_inductor/codegen/triton.py, `codegen_kernel_benchmark`).
+The largest arguments are those of the kernel that reads embeddings and normalizes them: it has a second table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..engines.rank import EngineRank
+from ..engines.versions import Numbers
+
+CACHE_VARIABLE = "VLLM_DISABLE_COMPILE_CACHE"
+"""The variable with whose value 1 every start compiles, as a first start does (vllm/envs.py)."""
+
+TIMES_KERNELS_FROM = (0, 11, 1)
+"""First version that has torch combine kernels."""
+
+
+def times_kernels(version: Numbers, flags: Mapping[str, Any], compilation: Mapping[str, Any]) -> bool:
+    """Whether a start that compiles times kernels. compilation: contents of `--compilation-config`."""
+    level = str(compilation.get("mode", compilation.get("level", 3)))
+    is_compiled = not flags.get("enforce_eager") and level not in ("0", "NONE")
+    is_timed = compilation.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
+    return bool(version >= TIMES_KERNELS_FROM and is_compiled and is_timed)
+
+
+def compilation_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
+    """Returns the peak bytes of compiling: the rank's embedding table, and an input and an output vector of each token.
+
+    0 for a class with encoders, which embeds its inputs before the compiled graph.
+    """
+    if rank.preset.model.towers:
+        return 0
+    return (-(-rank.vocab_size // rank.layout.tp) + 2 * tokens) * rank.hidden_size * element_bytes

@@ -1,0 +1,198 @@
+"""The JSON document of `llmcalc memory`: bytes as exact integers, and the run that was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..accelerator import Fit
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.encoders import unreplayed_encoders
+from ..device_memory.estimate import Memory
+from ..device_memory.optimizers.record import OptimizerState
+from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
+from ..device_memory.static import MemoryUse
+from ..optional import TOWERS
+from ..sources.preset import Preset
+from ..workload.execution import AttentionImplementation
+from .summary import model_data
+
+
+def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
+    """Returns the JSON document of the memory of one device. Bytes are exact integers."""
+    memory_use = memory.states
+    return {
+        "model": model_data(preset),
+        "workload": workload_data(memory),
+        "execution": execution_data(memory),
+        "memory": {
+            **device_data(memory.device),
+            "total_bytes": memory_use.total_bytes,
+            "parameters": memory_use.count.total,
+            "trained_parameters": memory_use.trained,
+            **memory_use.parts,
+            **_quantized_data(memory_use),
+            "optimizer": _optimizer_data(memory_use.optimizer),
+            "not_counted": not_counted(memory_use),
+        },
+        **host_data(memory.device),
+        "fits": fits_data(accelerator_fits),
+    }
+
+
+def host_data(device: DeviceMemory) -> dict[str, Any]:
+    """Returns the bytes of host memory by term; empty if nothing is on the host."""
+    if not device.host:
+        return {}
+    terms = [
+        {"name": term.name, "bytes": term.bytes, "status": term.status, "witness": term.witness} for term in device.host
+    ]
+    return {"host_bytes": device.host_bytes, "host": terms}
+
+
+def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
+    """Returns the verdicts for all accelerators as plain data."""
+    return [
+        {
+            "hardware": fit.hardware.name,
+            "memory_bytes": fit.hardware.memory_bytes,
+            "usable_memory_bytes": fit.hardware.usable_memory_bytes,
+            "usable_bytes": fit.capacity,
+            "device_bytes": fit.needed,
+            "left_bytes": fit.left_bytes,
+            "verdict": fit.verdict,
+        }
+        for fit in accelerator_fits
+    ]
+
+
+def workload_data(memory: Memory) -> dict[str, Any]:
+    """Returns the workload: phase, sizes and number formats."""
+    memory_use, settings = memory.states, memory.settings
+    return {
+        "phase": settings.phase,
+        "batch": memory_use.workload.batch,
+        "seq": memory_use.workload.seq,
+        "source": memory_use.workload.source if memory.spec.kind == "encoder-decoder" else None,
+        "num_microbatches": (settings.num_microbatches or 1) if settings.phase == "training" else None,
+        "dtype": memory_use.dtype,
+        "kv_dtype": memory_use.kv_dtype or None,
+        "grad_dtype": memory_use.grad_dtype or None,
+        "precision": memory_use.precision or None,
+    }
+
+
+def execution_data(memory: Memory, attention: AttentionImplementation | None = None) -> dict[str, Any]:
+    """Returns the choices of kernels and optimizer that change the memory of a workload.
+
+    attention: the implementation of attention; default that of the simulated run.
+    """
+    attention = memory.attention if attention is None else attention
+    memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
+    choices = kernel_choices(settings, memory.spec, attention)
+    adapters = memory_use.adapters
+    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
+    if training:
+        choices_data |= {
+            "cross_entropy": choices.cross_entropy,
+            "logits_dtype": choices.logits_dtype
+            or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
+            "recompute": settings.recompute or "none",
+            "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
+            "compile": bool(settings.compile),
+            "optimizer": None if memory_use.optimizer is None else memory_use.optimizer.name,
+            "optimizer_impl": optimizer_implementation(settings, memory_use),
+            "zero_grad": settings.zero_grad or "none",
+            "moe": settings.moe or "dropless",
+            **({} if settings.fake_quantize is None else {"fake_quantize": settings.fake_quantize}),
+            "lora": None
+            if adapters is None
+            else {
+                "rank": adapters.rank,
+                "targets": sorted(adapters.targets),
+                "dtype": memory_use.adapter_dtype,
+                "dropout": bool(settings.lora_dropout),
+                "base": adapters.base,
+            },
+        }
+    else:
+        choices_data |= {
+            "chunk": prompt_chunk(settings, memory_use),
+            "kv_block": cache_block(settings, memory_use) or None,
+            "mla": settings.mla or "auto",
+        }
+    return {**choices_data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
+
+
+def device_data(device: DeviceMemory) -> dict[str, Any]:
+    """Returns the bytes of a device by kind, phase and module."""
+    return {
+        "exact_bytes": device.exact_bytes,
+        "peak_bytes": device.peak_bytes,
+        "after_step_bytes": device.after_step_bytes,
+        "reserved_bytes": device.reserved_bytes,
+        "device_bytes": device.device_bytes,
+        "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
+        "by_kind": dict(device.by_kind),
+        "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
+        "timeline": [
+            {"phase": memory_point.phase, "node": memory_point.node, "bytes": memory_point.bytes}
+            for memory_point in device.timeline
+        ],
+        "terms": [
+            {
+                "name": term.name,
+                "bytes": term.bytes,
+                "status": term.status,
+                "witness": term.witness,
+                "versions": term.versions or None,
+            }
+            for term in device.terms
+        ],
+    }
+
+
+def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
+    """Returns the quantization scheme and the weight bytes by part; None for plain weights."""
+    quantized_size = memory_use.quantized
+    if quantized_size is None:
+        return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
+    return {
+        "quantization": {
+            "scheme": quantized_size.scheme.label,
+            "source": quantized_size.scheme.source,
+            "unconverted_dtype": quantized_size.dtype,
+        },
+        "weights_by_part": quantized_size.by_part.data(),
+        "weights_by_component": {
+            component: component_bytes.data() for component, component_bytes in quantized_size.by_component.items()
+        },
+    }
+
+
+def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
+    if optimizer_state is None:
+        return {"name": None, "bytes": 0, "dtype": None, "states": {}}
+    return {
+        "name": optimizer_state.name,
+        "bytes": optimizer_state.bytes,
+        "dtype": optimizer_state.dtype or None,
+        "states": optimizer_state.states,
+    }
+
+
+def not_counted(memory_use: MemoryUse) -> list[str]:
+    """Returns a note on the tensors that the answer does not count."""
+    texts = list(memory_use.not_counted)
+    if TOWERS.name in memory_use.count.include:
+        inputs = memory_use.inputs
+        runs_encoders = inputs is not None and bool(inputs.runs)
+        if inputs is not None:
+            names = unreplayed_encoders(memory_use.count.spec, inputs)
+            texts += [f"activations of {name}, whose layers are not replayed" for name in names]
+        texts.append(
+            "pixels, patch embeddings and projectors of the encoders' passes"
+            if runs_encoders
+            else f"activations of the {TOWERS.title}"
+        )
+    return texts

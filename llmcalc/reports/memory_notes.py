@@ -1,0 +1,250 @@
+"""The notes of `llmcalc memory`: the run in words, the evidence of its terms, and what is not counted."""
+
+from __future__ import annotations
+
+from .. import units
+from ..components.base import TokenMixer
+from ..components.evidence import parts_below
+from ..device_memory.device_memory import DeviceMemory, Term
+from ..device_memory.estimate import Memory
+from ..device_memory.simulated_run import cache_block, optimizer_implementation, prompt_chunk
+from ..device_memory.static import MemoryUse
+from ..errors import InputError
+from ..sources.preset import Preset
+from ..workload.execution import AttentionImplementation
+from .memory_data import execution_data, not_counted
+from .notes import binary_unit_note, plural, relative_error_text
+
+STATUS = {
+    "exact": "equal to the byte to torch",
+    "source": "from the source code of a library, not run",
+    "estimate": "estimate",
+}
+"""Verification status of a term → its text in a note; untested terms have a warning instead."""
+
+ZERO_RULE = 16
+"""Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
+
+TERM_NAMES = {"free blocks": "fragmentation"}
+"""Term of a device's memory → its name in tables, where that differs."""
+
+
+def term_name(term: Term) -> str:
+    """Returns the displayed name of a memory term."""
+    return TERM_NAMES.get(term.name, term.name)
+
+
+def run_text(memory_use: MemoryUse) -> str:
+    """Writes a run's phase, tokens and precision or adapters: `training of 2,048 tokens (bf16-master)`."""
+    workload = memory_use.workload
+    batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
+    weights = _adapters_text(memory_use) or memory_use.precision
+    precision = f" ({weights})" if weights else ""
+    preposition = "after" if memory_use.phase == "decode" else "of"
+    return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision}"
+
+
+def _adapters_text(memory_use: MemoryUse) -> str:
+    """Writes low-rank adapters with the format of the frozen weights; empty for a run that trains the weights."""
+    adapters = memory_use.adapters
+    if adapters is None:
+        return ""
+    return f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
+
+
+PRECISION_TEXTS = {
+    "bf16": "pure bf16",
+    "bf16-master": "bf16 with fp32 master weights",
+    "fp16": "pure fp16",
+    "fp16-master": "fp16 with fp32 master weights",
+    "autocast": "autocast to bf16",
+    "fp8": "fp8 products, fp32 master weights",
+    "mxfp8": "mxfp8 products, fp32 master weights",
+    "nvfp4": "nvfp4 products, fp32 master weights",
+}
+"""Training precision → its text in a heading."""
+
+
+def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
+    """Writes a run with assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
+    memory_use = memory.states
+    if memory_use.phase != "training":
+        return run_text(memory_use)
+    precision = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
+    optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
+    optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
+    run_title = run_text(memory_use).partition(" (")[0]
+    scheme = memory.settings.fake_quantize
+    rounding = "" if scheme is None else f"fake quantization {scheme}"
+    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision, rounding) if text)
+
+
+def untested_notes(device: DeviceMemory) -> list[str]:
+    """Returns one warning per missing measurement, with the memory terms that depend on it."""
+    terms_by_reason: dict[str, list[str]] = {}
+    for term in device.terms:
+        if term.status == "untested":
+            terms_by_reason.setdefault(term.witness, []).append(term.name)
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in terms_by_reason.items()]
+
+
+def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
+    """Returns a warning if a training run is counted over wider weights than the checkpoint's quantized ones."""
+    quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
+    is_counted = memory_use.adapters is not None and memory_use.adapters.base != "none"
+    if memory_use.phase != "training" or is_counted or not quantization_method or quantization_method in CONVERTED:
+        return []
+    return [
+        f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
+    ]
+
+
+CONVERTED = ("fp8", "mxfp4")
+"""Methods of checkpoints whose weights trainers convert to 16 bits (transformers' `Mxfp4Config(dequantize=True)`)."""
+
+
+def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
+    """Writes the terms of host memory with sources.
+
+    ranks: the ranks per host, each with these terms; default 1.
+    """
+    if not device.host:
+        return []
+    term_texts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
+    sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
+    return [f"host: {term_texts}{ranks_note}; {'; '.join(sources)}"]
+
+
+def keeps_small_segments(memory: Memory) -> bool:
+    """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
+    device = memory.device
+    return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+
+
+def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
+    memory_use, settings = memory.states, memory.settings
+    notes = [_pure_note(memory), _execution_note(memory)]
+    if settings.has_kbit_base and settings.recompute == "full":
+        notes.append(
+            f"with --base {settings.base} every layer is recomputed by default, as by PEFT's "
+            "prepare_model_for_kbit_training; --recompute none counts it without"
+        )
+    flash = memory.flash_bytes
+    if flash is not None and flash < memory.device.device_bytes:
+        notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
+    if settings.phase == "training" and settings.attn_implementation is None and memory.attention == "eager":
+        notes.append(
+            "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
+            "selections per head are not modelled with it"
+        )
+    if settings.phase == "training" and keeps_small_segments(memory):
+        notes.append(
+            "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
+            "--allocator expandable reuses them"
+        )
+    notes.append(_kernels_note(memory))
+    left_out = not_counted(memory_use)
+    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
+    notes += host_notes(memory.device)
+    tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
+    if assumed_accelerator:
+        notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
+    if memory_use.quantized is not None:
+        notes += memory_use.quantized.scheme.notes()
+    elif units.dtype(preset.dtype) != memory_use.dtype:
+        notes.append(
+            f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
+        )
+    if memory_use.kv_dtype:
+        notes += [_cache_note(memory_use, cache_block(settings, memory_use)), _chunk_note(memory)]
+    return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
+
+
+def _pure_note(memory: Memory) -> str:
+    """Writes the tensors that pure bf16 stores in 16 bits; empty for other precisions."""
+    if memory.states.precision != "bf16-master":
+        return ""
+    try:
+        pure_bf16_bytes = memory.with_(precision="bf16").states.total_bytes
+    except InputError:
+        return ""
+    saved_bytes = memory.states.total_bytes - pure_bf16_bytes
+    return (
+        "in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are "
+        f"{units.memory(pure_bf16_bytes)}, {units.memory(saved_bytes)} less (--precision bf16)"
+    )
+
+
+def _execution_note(memory: Memory) -> str:
+    """Writes the kernel choices with their options."""
+    choices_data = execution_data(memory)
+    texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
+    if memory.settings.phase == "training":
+        texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
+        texts.append(f"recompute {choices_data['recompute']} (--recompute)")
+        if choices_data["dropout"]:
+            dropout_texts = ", ".join(
+                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
+            )
+            texts.append(f"dropout {dropout_texts} (--dropout)")
+        texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
+    return f"runs with {', '.join(texts)}"
+
+
+def _kernels_note(memory: Memory) -> str:
+    """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
+    if memory.settings.phase == "decode":
+        return ""
+    mixers = (part for part in parts_below(memory.spec) if isinstance(part, TokenMixer))
+    packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
+    if not packages:
+        return ""
+    return (
+        f"recurrent layers are counted with the kernels of {' and '.join(packages)}; where they are not installed, "
+        "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
+    )
+
+
+def _chunk_note(memory: Memory) -> str:
+    """Writes the chunk length of a chunked prefill; empty for unchunked prompts."""
+    chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
+    if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
+        return ""
+    return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
+
+
+def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
+    tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
+    text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
+    if block_tokens:
+        return (
+            f"{text}, in blocks of {plural(block_tokens, 'token')} (--kv-block); no prefix is shared between sequences"
+        )
+    return f"{text}; a new token is concatenated, which copies a layer's keys and values"
+
+
+def _training_notes(memory_use: MemoryUse) -> list[str]:
+    optimizer_state, parameters = memory_use.optimizer, memory_use.count.total
+    notes = [
+        "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
+        "updated, as in torch"
+    ]
+    if optimizer_state is not None and optimizer_state.split:
+        notes.append(f"{optimizer_state.name}: {optimizer_state.split}")
+    if memory_use.adapters is not None:
+        return notes
+    bytes_by_rule = ZERO_RULE * parameters
+    error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
+    same_text = (
+        "; --master-weights fp32 counts that"
+        if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
+        else ""
+    )
+    notes.append(
+        f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
+        "states) = "
+        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {error_text}{same_text}"
+    )
+    return notes
