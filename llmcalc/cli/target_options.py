@@ -65,7 +65,8 @@ class TargetOptions(NamedTuple):
             OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)
         ]
         missing_parts = (
-            f"{part_name.option} changes nothing: the model has no {part_name.title}" for part_name in absent_parts
+            f"{part_name.option} changes nothing: the counted model has no {part_name.title}"
+            for part_name in absent_parts
         )
         for note in (*preset.notes, *missing_parts):
             store_remark(f"note: {preset.name}: {note}")

@@ -107,7 +107,8 @@ class LowRank:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
-        with `quantized_experts`. A shared matrix is counted at its owner.
+        with `quantized_experts`. A shared matrix is counted at its owner. Routers are parameters of transformers'
+        classes, not linear layers, which bitsandbytes leaves as they are.
         """
         weights: Number = 0
         total_bytes: Number = 0
@@ -118,7 +119,7 @@ class LowRank:
             rows, columns = 0, product[0][1].n_in
             for node_position, op in product:
                 op_use = node_position.use
-                if op_use is not None and op_use.has("params") and not op.tied:
+                if op_use is not None and op_use.has("params") and not op.tied and node_position.kind != "router":
                     rows = add(rows, op.n_out)
             if not is_zero(rows):
                 copies = product[0][0].times

@@ -597,6 +597,11 @@ class Settings:
         """Whether PEFT trains adapters beside frozen weights of 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
+    @property
+    def keeps_experts_in_16_bits(self) -> bool:
+        """Whether routed experts stay in 16 bits beside frozen weights of 4 bits."""
+        return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
+
     def with_usual_recomputation(self) -> Settings:
         """Returns the settings, with every layer recomputed by default beside frozen weights of 4 or 8 bits.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).

@@ -67,7 +67,7 @@ def nearest_layouts_text(
     """
     layouts = nearest_layouts(spec, layout_request, seq)
     accepted_layouts = (layout for layout in layouts if check_layout is None or _is_accepted(layout, check_layout))
-    suggestions = [_options_text(layout) for layout in islice(accepted_layouts, maximum)]
+    suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
@@ -80,9 +80,10 @@ def _is_accepted(layout: Layout, check_layout: Callable[[Layout], object]) -> bo
     return True
 
 
-def _options_text(layout: Layout) -> str:
-    """Returns the options of a layout as text."""
-    return layout.options() or "one device"
+def _options_text(layout: Layout, stated_devices: int | None) -> str:
+    """Returns the options of a layout as text, with `--devices` where the stated number is another."""
+    devices_text = "" if stated_devices in (None, layout.world) else f"--devices {layout.world} "
+    return f"{devices_text}{layout.options()}".strip() or "one device"
 
 
 def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:

@@ -133,10 +133,14 @@ def _kinds_table(
 
 def headline(cache: CacheSize) -> str:
     """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
-    growth_bytes = cache.growth_per_token
-    per_token_text = f"{units.memory(cache.bytes_per_token)} per token" + (
-        "" if growth_bytes == cache.bytes_per_token else f" until a window fills, {units.memory(growth_bytes)} after"
-    )
+    growth_text = units.memory(cache.growth_per_token)
+    per_token_text = f"{units.memory(cache.bytes_per_token)} per token"
+    if cache.growth_per_token != cache.bytes_per_token:
+        per_token_text += (
+            f" of both stacks, {growth_text} per further decoded token"
+            if cache.spec.kind == "encoder-decoder"
+            else f" until a window fills, {growth_text} after"
+        )
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token_text}"
 
 

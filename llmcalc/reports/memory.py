@@ -106,9 +106,16 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     ).for_target(preset.target)
 
 
-def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors."""
-    estimates = [term for term in device.terms if term.status == "estimate" and term.name not in IN_PEAK]
+def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tuple[str, int]]:
+    """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors.
+
+    of_runtime: false for those that are among the tensors, such as a reference model.
+    """
+    estimates = [
+        term
+        for term in device.terms
+        if term.status == "estimate" and term.name not in IN_PEAK and term.of_runtime is of_runtime
+    ]
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates]
 
 
@@ -174,6 +181,8 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
                 name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
             rows.append(kind_row(name, dtype, byte_count, memory_kind=memory_kind))
             rows += _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
+    among_tensors = estimated_parts(device, of_runtime=False)
+    rows += [kind_row(f"of these: {name}", "", byte_count, 1) for name, byte_count in among_tensors]
     rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [kind_row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
     columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
@@ -217,6 +226,8 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
             rows.append(Row([name, *(byte_count or None for byte_count in bytes_of_phases)]))
             if memory_kind == "optimizer" and device_use is not None:
                 rows += _optimizer_rows(device_use, list(phases.values()))
+    among_tensors = estimated_parts(device, of_runtime=False)
+    rows += [Row([f"of these: {name}", *(byte_count for _ in phases)], 1) for name, byte_count in among_tensors]
     rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
     )

@@ -11,6 +11,7 @@ from ..device_memory.simulated_run import cache_block, optimizer_implementation,
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
+from ..studies.selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, not_counted
 from .notes import binary_unit_note, plural, relative_error_text
@@ -122,9 +123,19 @@ def keeps_small_segments(memory: Memory) -> bool:
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
 
+def _experts_note(memory: Memory) -> str:
+    """Returns a note on routed experts beside frozen weights of 4 bits; empty without them."""
+    if not (memory.settings.keeps_experts_in_16_bits and has_experts(memory.spec)):
+        return ""
+    return (
+        "routed experts stay in 16 bits: transformers holds them in fused tensors, which bitsandbytes does not "
+        "convert; --quantized-experts counts them in 4 bits, as axolotl's quantize_moe_experts"
+    )
+
+
 def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
-    notes = [_pure_note(memory), _execution_note(memory)]
+    notes = [_pure_note(memory), _experts_note(memory), _execution_note(memory)]
     if settings.has_kbit_base and settings.recompute == "full":
         notes.append(
             f"with --base {settings.base} every layer is recomputed by default, as by PEFT's "

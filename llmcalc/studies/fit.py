@@ -20,6 +20,7 @@ from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, decoded_token, usual_stack
 from .run_time import TimedRun
+from .selection import has_experts
 
 MOST_BATCH = 2**20
 """Largest number of sequences that is tried."""
@@ -324,7 +325,7 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
 def as_options(changes: Mapping[str, Any]) -> str:
     """Writes settings as options of the command line."""
     return " ".join(
-        f"{option(name)} {','.join(value) if isinstance(value, tuple) else value}"
+        option(name) if value is True else f"{option(name)} {','.join(value) if isinstance(value, tuple) else value}"
         for name, value in changes.items()
         if value is not None
     )
@@ -376,6 +377,8 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
         costly_changes += [adapters, {**adapters, "base": "nf4"}]
     elif settings.base is None:
         costly_changes.append({"base": "nf4"})
+    elif settings.keeps_experts_in_16_bits and has_experts(memory.spec):
+        costly_changes.append({"quantized_experts": True})
     return cheap_changes, costly_changes
 
 

@@ -250,6 +250,18 @@ def test_the_tables_say_it_in_eighty_columns(run: Any, target: str) -> None:
         assert text in out
 
 
+@pytest.mark.parametrize(
+    ("target", "growth"),
+    [
+        ("t5-base", "per token of both stacks, 36.00 KiB per further decoded token"),
+        ("gemma3-27b", "until a window fills"),
+    ],
+)
+def test_what_a_further_token_adds(run: Any, target: str, growth: str) -> None:
+    """T5 has no windows: its cross-attention caches the encoder's tokens once."""
+    assert growth in " ".join(run("kv", target)[1].split())
+
+
 def test_more_tokens_than_the_model_was_made_for(run: Any) -> None:
     _, out, err = run("kv", "llama3-8b", "--seq", "8193", "--format", "csv")
     assert (

@@ -230,7 +230,7 @@ def test_the_nearest_layouts_divide_the_tokens() -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "first"),
     [
-        ("llama3-8b", LayoutRequest(devices=10, tp=4), "--tp 4 --dp 3"),  # no multiple
+        ("llama3-8b", LayoutRequest(devices=10, tp=4), "--devices 12 --tp 4 --dp 3"),  # no multiple
         ("llama3-8b", LayoutRequest(tp=3), "--tp 4"),  # no divisor of 32 heads
         ("llama3.1-405b", LayoutRequest(tp=8, pp=16, dp=2), "--tp 8 --pp 18 --dp 2"),  # no divisor of 126 layers
         ("llama3-8b", LayoutRequest(pp=40), "--pp 32"),  # more stages than layers

@@ -12,6 +12,8 @@ import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.router import LinearRouter
+from llmcalc.costs.adapters import LowRank
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -180,6 +182,24 @@ def test_the_closed_form_of_experts_in_4_bits() -> None:
     saved = usual.document["memory"]["exact_bytes"] - stored.document["memory"]["exact_bytes"]
     assert saved == 2 * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     assert stored.document["memory"]["terms"][0]["status"] == "estimate"
+
+
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) -> None:
+    """A router of transformers is a parameter, as `Glm4MoeTopkRouter`'s, which bitsandbytes leaves as it is."""
+    expert = FeedForward(intermediate_size=64, hidden_act="silu", gated=True)
+    saved: set[tuple[int, int]] = set()
+    for experts in (4, 8):
+        router = LinearRouter(float32_product=in_float32)
+        model = around_a_model(MoE(num_experts=experts, num_experts_per_tok=2, expert=expert, router=router))
+        plain, narrow = (
+            replay(model, Training(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
+            for base in ("none", "nf4")
+        )
+        weights, stored = LowRank(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
+        assert plain - narrow == 2 * weights - stored
+        saved.add((plain - narrow, weights))
+    assert len(saved) == 1
 
 
 @pytest.mark.parametrize(

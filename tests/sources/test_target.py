@@ -157,7 +157,7 @@ class TestOptionsThatMeanNothing:
         for command in ("params", "memory"):
             code, _, err = run(command, "gpt2", option)
             assert code == 0
-            assert f"{option} changes nothing: the model has no" in err
+            assert f"{option} changes nothing: the counted model has no" in err
         assert "changes nothing" not in run("params", "deepseek-v3", "--with-mtp").err
 
     def test_nothing_can_be_asked_into_a_header(self, run: Any) -> None:

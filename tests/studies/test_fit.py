@@ -215,6 +215,19 @@ def test_changes_are_ranked_and_each_makes_it_fit(run: Any) -> None:
         assert (one["device_bytes"], one["verdict"]) == (change["device_bytes"], change["verdict"])
 
 
+def test_experts_beside_weights_of_4_bits_are_advised_in_4_bits(run: Any) -> None:
+    """transformers' fused experts stay in 16 bits under QLoRA, which the answer says, with what converts them."""
+    qlora = ("--lora-rank", "8", "--base", "nf4", "--seq", "512", "--hardware", "24GiB")
+    advised = asked(run, "mixtral-8x7b?num_hidden_layers=8", *qlora, code=0)
+    assert not any("--quantized-experts" in change["option"] for change in advised["changes"])
+    found = asked(run, "mixtral-8x7b?num_hidden_layers=16", *qlora, code=1)
+    fitting = [change["option"] for change in found["changes"] if change["verdict"] != "no"]
+    assert "--quantized-experts" in fitting
+    for words, said in (((), True), (("--quantized-experts",), False)):
+        out = run("memory", "mixtral-8x7b?num_hidden_layers=8", *qlora, *words, "--notes")[1]
+        assert ("routed experts stay in 16 bits" in " ".join(out.split())) is said
+
+
 def test_changes_are_joined_where_no_single_one_suffices() -> None:
     found = fit(memory(decoder(), Settings("training", batch=64, seq=64)), hardware(300 * 2**20))
     assert found.fit.verdict == "no"

@@ -114,8 +114,8 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
     """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
     critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:
-        total: int = params(load(critic_name).model).total
-        return total
+        parameter_count: int = params(load(critic_name).model).total
+        return parameter_count
     except InputError:
         reader.notes.append("critic and reward model are counted as large as the actor: their names are of no model")
         return 0

@@ -460,7 +460,7 @@ class Group:
         return gradient
 
     def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
-        """Returns the all-reduce of a gradient over the tensor-parallel ranks. gradient_bytes: bytes."""
+        """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
         return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
 
     def _foreach_reduce(

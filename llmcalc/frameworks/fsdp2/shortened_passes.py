@@ -54,8 +54,8 @@ class ShortenedPasses:
             len(events),
         ]
         self.pieces: list[Sequence[Event]] = [events[pass_start:pass_end] for pass_start, pass_end in pairwise(bounds)]
-        every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
-        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
+        layer_stacks = [stack for chunk_stacks in stacks for stack in chunk_stacks]
+        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks)))
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(chunk, full_chunk, chunk_stacks)

@@ -322,8 +322,8 @@ def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stacks: Sequence
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
     layers = [layer for path in stacks for layer in sorted(groups) if layer.path == path and not layer.has_experts]
-    order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
-    gathered_together = [groups_of_layer(groups, layer) for layer in order]
+    group_order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
+    gathered_together = [groups_of_layer(groups, layer) for layer in group_order]
     for parameter_group in groups.values():
         parameter_group.prefetches_previous = False
     for first, second in pairwise(gathered_together):

@@ -37,6 +37,9 @@ CONSOLE_PROGRAMS = {
 PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 """The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
 
+TRL_SCRIPT = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(sft|dpo|grpo|kto|reward|rloo)\.py$")
+"""The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`."""
+
 SHELLS = ("bash", "sh", "sbatch", "source", ".")
 """Words before a script's name that start it."""
 
@@ -103,8 +106,9 @@ def command_line(command: Command) -> CommandLine | None:
         file_name = command_word.rpartition("/")[2]
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
-            in_package = PACKAGE_FILES.search(command_word)
+            in_package, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
             program = file_name if in_package is None else in_package[1].replace("/", ".")
+            program = program if trl_script is None else f"trl {trl_script[1]}"
             return CommandLine(command_words[:i], program, _without_separator(command_words[i + 1 :]), *line_and_loops)
         if (
             command_word in ("-m", "--module")

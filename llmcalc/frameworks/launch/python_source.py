@@ -14,7 +14,12 @@ from typing import Any, TypeAlias
 from ...errors import InputError, one_line
 
 LARGEST = 150_000
-"""Largest number of letters of a Python file; real configurations have under 60 000."""
+"""Largest number of letters of a Python file without its pictures; real configurations have under 60 000."""
+
+PICTURE = re.compile(r"[\w+/=]{2000,}", re.ASCII)
+"""Encoded data in a notebook, such as a picture, which a parser reads as one constant."""
+
+LARGEST_WITH_PICTURES = 4_000_000
 
 LARGEST_NUMBER = 2**62
 
@@ -39,8 +44,9 @@ def is_python(text: str, name_in_errors: str) -> bool:
 
 def parse_python(text: str, name_in_errors: str) -> ast.Module:
     """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
-    if len(text) > LARGEST:
-        raise InputError(f"{name_in_errors}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
+    letters = len(text) if len(text) > LARGEST_WITH_PICTURES else len(PICTURE.sub("", text))
+    if letters > LARGEST:
+        raise InputError(f"{name_in_errors}: {letters:,} letters of Python; expected at most {LARGEST:,}")
     try:
         return ast.parse(text)
     except SyntaxError as error:

@@ -256,7 +256,7 @@ def _read_training_command(
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
         if world_size is None:
             world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
-        fetch = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
+        fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
@@ -269,7 +269,7 @@ def _read_training_command(
             env=env,
             script=command_line.program,
             unset=unset_variables,
-            fetch=fetch,
+            fetch=fetch_config,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
@@ -390,18 +390,20 @@ def _read_config(
         ) from None
 
 
-def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], name_in_errors: str) -> Fetch | None:
+def _reader_with_written_files(
+    fetch_config: Fetch | None, files: Mapping[str, str], name_in_errors: str
+) -> Fetch | None:
     """Returns a function that reads a config file, preferably from the files that the script itself writes."""
     if not files:
-        return fetch
+        return fetch_config
 
     def read_config(file_name: str) -> Mapping[str, Any]:
         if file_name not in files:
-            if fetch is None:
+            if fetch_config is None:
                 raise InputError(
                     f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
                 )
-            return fetch(file_name)
+            return fetch_config(file_name)
         text = files[file_name]
         if is_unresolved(text):
             word = next(word for word in text.split() if is_unresolved(word))
@@ -414,12 +416,16 @@ def _reader_with_written_files(fetch: Fetch | None, files: Mapping[str, str], na
     return read_config
 
 
-TABLES_OF = {"trl sft": "trl", "trl dpo": "trl", "trl grpo": "trl", "llamafactory-cli train": "llama-factory"}
+TABLES_OF = {
+    **dict.fromkeys(("trl sft", "trl dpo", "trl grpo", "trl kto"), "trl"),
+    "llamafactory-cli train": "llama-factory",
+}
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
 
 IMPLIED_BY: Mapping[str, Mapping[str, Any]] = {
     "trl dpo": {"loss_type": "sigmoid"},
     "trl grpo": {"num_generations": 8},
+    "trl kto": {"loss_type": "kto"},
 }
 """Program → an argument of its trainer alone with its default, by which the reader of its files knows the trainer."""
 

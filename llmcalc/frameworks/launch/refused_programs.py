@@ -92,8 +92,8 @@ PROGRAMS = (
     ),
     RefusedProgram(
         "TRL",
-        r"trl (kto|reward|rloo)",
-        "trainings with preferences, rewards or generated answers are not modelled; expected trl sft, dpo or grpo",
+        r"trl (reward|rloo)",
+        "trainings of reward models and by RLOO are not modelled; expected trl sft, dpo, kto or grpo",
     ),
 )
 

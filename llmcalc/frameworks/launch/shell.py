@@ -194,13 +194,13 @@ class StatementReader(WordReader):
             return []
         return command_words
 
-    def read_patterns(self, command_words: list[str], end: str) -> bool:
+    def read_patterns(self, command_words: list[str], separator: str) -> bool:
         """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
         branch.patterns += command_words
-        if end == ")":
+        if separator == ")":
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
             is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
             branch.patterns = None
@@ -222,10 +222,10 @@ class StatementReader(WordReader):
                     return True
         return None if has_uncomparable_pattern else False
 
-    def read_condition(self, command_words: list[str], end: str, branch: Branch) -> None:
+    def read_condition(self, command_words: list[str], separator: str, branch: Branch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
-        end: the separator after the condition.
+        separator: the separator after the condition.
         """
         condition = self.evaluate_condition(command_words)
         if branch.joins == "&":
@@ -240,7 +240,7 @@ class StatementReader(WordReader):
                 if True in (branch.condition, condition)
                 else (None if None in (branch.condition, condition) else False)
             )
-        branch.joins, branch.condition = (end if end in ("&", "|") else ""), condition
+        branch.joins, branch.condition = (separator if separator in ("&", "|") else ""), condition
         if not branch.joins:
             branch.turn(condition)
         else:
@@ -262,13 +262,13 @@ class StatementReader(WordReader):
             }
         return condition
 
-    def open_block(self, command_words: list[str], end: str) -> None:
+    def open_block(self, command_words: list[str], separator: str) -> None:
         """Opens the block of a keyword such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if command_words[0] == "if":
             branch = Branch(None)
-            self.read_condition(command_words[1:], end, branch)
+            self.read_condition(command_words[1:], separator, branch)
         elif command_words[0] == "case" and len(command_words) > 2 and command_words[2] == "in":
             branch = Branch(False, value=command_words[1], patterns=[])
             self.branches.append(branch)
@@ -276,7 +276,7 @@ class StatementReader(WordReader):
                 self.read_patterns(command_words[3:], ")")
             return
         elif command_words[0] in ("while", "until"):
-            result = self.evaluate_condition(command_words[1:]) if end not in ("&", "|") else None
+            result = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
             condition = result if result is None or command_words[0] == "while" else not result
             branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
@@ -324,18 +324,18 @@ class StatementReader(WordReader):
         return any(branch.runs is None for branch in self.branches)
 
     def apply_command(
-        self, command_words: list[str], assignments: dict[str, str | list[str]], line: int, end: str
+        self, command_words: list[str], assignments: dict[str, str | list[str]], line: int, separator: str
     ) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first_word = command_words[0] if command_words else ""
         open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
         if open_condition is not None:
             if command_words:
-                self.read_condition(command_words, end, open_condition)
+                self.read_condition(command_words, separator, open_condition)
         elif first_word in BEGINS:
-            self.open_block(command_words, end)
+            self.open_block(command_words, separator)
         elif first_word == "elif" and self.branches:
-            self.read_condition(command_words[1:], end, self.branches[-1])
+            self.read_condition(command_words[1:], separator, self.branches[-1])
         elif first_word in ENDS:
             if self.branches:
                 self.close_block()

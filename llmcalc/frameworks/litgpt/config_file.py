@@ -1,6 +1,6 @@
-"""Reads a config of LitGPT: arguments of `litgpt finetune_lora`, `finetune_full` and `finetune_adapter`.
+"""Reads a config of LitGPT: arguments of `litgpt finetune_lora`, `finetune_full` and `pretrain`.
 
-Source: LitGPT 0.5.13 (26857050), litgpt/finetune/{lora,full}.py, litgpt/args.py and litgpt/config.py.
+Source: LitGPT 0.5.13 (26857050), litgpt/finetune/{lora,full}.py, pretrain.py, args.py and config.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
@@ -25,7 +25,7 @@ IGNORED = field_names("""
     out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml data
     model_config initial_checkpoint_dir
     """)
-"""Arguments that do not change the memory of a training step, or that only pretraining has, which is refused."""
+"""Arguments that do not change the memory of a training step."""
 
 TARGETS = {
     "lora_query": (True, ("q_proj",)),
@@ -64,11 +64,8 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED)
-        if (
-            not any(str(argument_name).startswith("lora_") for argument_name in config)
-            and config.get("checkpoint_dir") is None
-        ):
-            reader.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
+        has_adapters = any(str(argument_name).startswith("lora_") for argument_name in config)
+        pretrains = not has_adapters and config.get("checkpoint_dir") is None
         train = reader.table(config, "train")
         world_size = source_file.world_size or _device_count(reader, config)
         batch = reader.size(train, "micro_batch_size", 1)
@@ -78,13 +75,16 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             "batch": batch,
             "num_microbatches": max(1, global_batch // world_size // batch),
             "attn_implementation": "flash",
-            "norm": "eager",
-            "keep_logits": True,
-            "cross_entropy": "split",
-            "loss_chunk": HEAD_CHUNK,
             **_optimizer_settings(reader, config),
         }
-        reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
+        if pretrains:
+            run_settings |= {"compile": True, "cross_entropy": "eager"}
+            reader.notes.append("the loss, which LitGPT computes in chunks of 128 tokens, is counted at once")
+            if run_settings.get("optimizer") == "adamw":
+                run_settings["optimizer_impl"] = "fused"  # pretrain.py, `extra_kwargs`
+        else:
+            run_settings |= {"norm": "eager", "keep_logits": True, "cross_entropy": "split", "loss_chunk": HEAD_CHUNK}
+            reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train.get("max_seq_length") is not None:
             run_settings["seq"] = size_of(reader, "train.max_seq_length", train["max_seq_length"])
         else:
@@ -93,9 +93,11 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         if precision not in PRECISIONS:
             raise reader.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
         run_settings |= PRECISIONS[precision]
-        if any(str(argument_name).startswith("lora_") for argument_name in config):
+        if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
-        elif world_size > 1:
+        elif pretrains and world_size > 1 and precision == "bf16-mixed":
+            run_settings = mixed_precision_settings(run_settings)
+        elif world_size > 1 and not pretrains:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
         target = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]

@@ -25,6 +25,7 @@ from ..launch.trainer import (
     trainer_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
+from .megatron import read_megatron, trains_with_megatron
 from .version_1 import is_version_1, read_version_1
 
 READ = field_names("""
@@ -113,6 +114,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     if is_version_1(config):
         return read_version_1(config, source_file)
     with reading_of(source_file) as reader:
+        if trains_with_megatron(config):
+            return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_set(

@@ -146,7 +146,8 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb
             f"line {command_line.line}: megatron rlhf --rlhf_type",
             f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
         )
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED, rlhf_type)
+    of_classes = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
+    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(of_classes), rlhf_type)
     target = model_name(reader, "--model", arguments.get("--model"))
     launched_run = reader.launch("megatron", parallel_run, target=target)
     if rlhf_type == "grpo":

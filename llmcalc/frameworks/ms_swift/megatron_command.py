@@ -142,10 +142,15 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if tuner != "lora":
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    targets = reader.value(config, "target_modules", ALL_LINEAR)
+    if isinstance(targets, list) and ALL_LINEAR in targets:
+        others = ", ".join(str(target)[:40] for target in targets if target != ALL_LINEAR)
+        reader.unknown["--target_modules"] = f"{others} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        targets = ALL_LINEAR
     settings = lora_settings(
         reader,
         rank=("--lora_rank", reader.size(config, "lora_rank", 8)),
-        targets=("--target_modules", reader.value(config, "target_modules", ALL_LINEAR)),
+        targets=("--target_modules", targets),
         dropout=float(reader.value(config, "lora_dropout", "0.05")),
     )
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}

@@ -118,7 +118,9 @@ def _launch_of(
             reader.unknown[f"{model_name}.{argument}"] = "the model is read without it"
     if other_tokenizer is not None:
         reader.unknown[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
-    module = _arguments(calls, MODULE, variables) or {}
+    module = _arguments(calls, MODULE, variables)
+    if module is None:
+        raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
     tokens = size_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
     length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))

@@ -161,14 +161,16 @@ STANDBY = re.compile(r"""^(?!\s*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1
 """A line that turns standby on; exported notebooks have it in the text of a cell."""
 
 
-def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
     group_size = reader.size(config, "num_generations", 8)
-    if words["batch"] * words["num_microbatches"] * (reader.source.world_size or 1) % group_size == 0:
+    if settings["batch"] * settings["num_microbatches"] * (reader.source.world_size or 1) % group_size == 0:
         return {}
-    reader.notes.append(f"per_device_train_batch_size {words['batch']}: Unsloth makes it num_generations, {group_size}")
+    reader.notes.append(
+        f"per_device_train_batch_size {settings['batch']}: Unsloth makes it num_generations, {group_size}"
+    )
     return {"batch": group_size}
 
 

@@ -471,7 +471,8 @@ def sliding_stack(
 
     Empty without a `sliding_window`.
 
-    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
+    sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, as in
+        `{"position": "none"}`.
     """
     window = config.optional_size("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)

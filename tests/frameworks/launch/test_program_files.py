@@ -209,6 +209,7 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
         ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
         ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
         ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
+        ("return TransformerTrain", "return cookbook.TransformerTrain", "TransformerTrainModuleConfig: no call in"),
         ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
         ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
         ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
@@ -408,6 +409,9 @@ def test_the_reference_model_is_among_the_weights() -> None:
     assert sum(term["bytes"] for term in terms.values()) == document["memory"]["device_bytes"]
     step = document["memory"]["by_kind"]["weights"] - alone["memory"]["by_kind"]["weights"]
     assert step == copy
+    names = [row.cells[0] for row in llmcalc.memory(launch=FOLDER / "trl_dpo.yaml").report().tables[0].rows]
+    (part,) = (i for i, name in enumerate(names) if str(name).startswith("of these: reference model"))
+    assert str(names[part + 1]).startswith("peak")  # above the peak, which has it
 
 
 def test_stages_count_embedding_and_head_as_layers() -> None:
@@ -437,7 +441,7 @@ COMMANDS = [
     ),
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
-    ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),
+    ("trl reward --model_name_or_path a/b", "trl reward is TRL's: trainings of reward models"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
@@ -527,6 +531,20 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
             {"seq": 64, "batch": 4},
         ),
         ("trl grpo --config trl_grpo.yaml --beta 0.04 --use_peft", "trl", {"seq": 1024}),
+        # The scripts of TRL's repository are its commands: they were read as any script of the Trainer.
+        *(
+            (
+                f"accelerate launch --num_processes 1 {script} --model_name_or_path a/b --use_peft --max_length 64 "
+                "--per_device_train_batch_size 2",
+                "trl",
+                {"seq": 64, "batch": sequences, "cross_entropy": loss},
+            )
+            for script, sequences, loss in (
+                ("trl/scripts/dpo.py", 4, None),
+                ("examples/scripts/sft.py", 2, "split"),
+                ("/a/trl/scripts/kto.py", 2, None),
+            )
+        ),
     ],
 )
 def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:
@@ -599,6 +617,23 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     settings = launch_of(command, "texts.sh").settings
     assert settings["batch"] == 4 * texts
     assert (settings.get("cross_entropy") == "chunked") == (texts > 1)
+
+
+def test_a_classifier_of_megatron_swift_has_the_models_head() -> None:
+    text = FILES["swift_megatron.sh"]
+    launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
+    assert any("seq_cls: the head is counted" in note for note in launch.notes)
+    assert launch.settings == launch_of(text, "cls.sh").settings
+    with pytest.raises(InputError, match="all-router beside all-linear is not modelled; all-linear alone is"):
+        launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
+
+
+def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
+    text = FILES["unsloth_sft.py"]
+    with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"
+    assert launch_of(with_picture, "notebook.py") == launch_of(text, "notebook.py")
+    with pytest.raises(InputError, match="letters of Python; expected at most 150,000"):
+        launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:

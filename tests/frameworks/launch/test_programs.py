@@ -46,6 +46,7 @@ PROGRAM_OF = {
     "llama_factory_qlora.yaml": "LLaMA-Factory",
     "llama_factory_galore.yaml": "LLaMA-Factory",
     "llama_factory_version_1.yaml": "LLaMA-Factory",
+    "llama_factory_megatron.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "trl_dpo.yaml": "TRL",
@@ -415,6 +416,18 @@ def test_builders_of_torchtune_are_presets() -> None:
         assert isinstance(llmcalc.load(preset), Preset)
 
 
+def test_litgpt_pretrains_compiled_with_shards_in_fp32() -> None:
+    """pretrain.py: torch.compile, a fused optimizer, and under `bf16-mixed` fp32 shards that are gathered in bf16."""
+    unset = dict.fromkeys(("checkpoint_dir", "lora_r", "lora_dropout"))
+    pretraining = {**unset, "model_name": "tiny-llama-1.1b", "precision": "bf16-mixed"}
+    launch = changed("litgpt_lora.yaml", 4, **pretraining)
+    names = ("compile", "optimizer_impl", "dtype", "master_weights", "num_microbatches", "cross_entropy")
+    assert [launch.settings.get(name) for name in names] == [True, "fused", "bf16", "fp32", 1, "eager"]
+    assert (launch.framework, launch.target, launch.settings.get("recompute")) == ("fsdp2", "tiny-llama-1.1b", None)
+    single = changed("litgpt_lora.yaml", 1, **pretraining)
+    assert (single.framework, single.settings["precision"]) == ("torch", "autocast")
+
+
 def test_adapters_of_litgpt() -> None:
     launch = read_launch(FILES / "litgpt_lora.yaml")
     assert launch.target == "meta-llama/Llama-3.2-1B"
@@ -481,7 +494,7 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
     assert dpo.frozen == FrozenModel("trl/trainer/dpo_trainer.py", ranks=2)
     divided = changed("llama_factory_version_1.yaml", 8, cp_size=4, global_batch_size=8)
     assert (divided.settings["seq"], divided.settings["num_microbatches"], divided.layout.dp) == (128, 2, 8)
-    with pytest.raises(InputError, match="cp_size: 3 on 8 devices; expected a divisor"):
+    with pytest.raises(InputError, match="cp_size: 3 on 8 devices; expected --devices with a multiple of 3"):
         changed("llama_factory_version_1.yaml", 8, cp_size=3)
     with pytest.raises(InputError, match=r"cp_mode .'ring' is not modelled; ulysses is"):
         changed("llama_factory_version_1.yaml", 8, cp_size=2, cp_mode="ring")
@@ -489,6 +502,33 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:
     assert changed("open_instruct_sft.yaml", loss_type="simpo").settings["batch"] == 2
+
+
+def test_llama_factory_trains_with_megatron_core() -> None:
+    """MCoreAdapter has no mixed_precision; Megatron-Bridge, which has it, adapts its own four layers."""
+    launch = read_launch(FILES / "llama_factory_megatron.yaml", 8)
+    assert (launch.framework, launch.layout) == ("megatron", Layout(tp=2, pp=2, dp=2, zero=1, sequence_parallel=True))
+    names = ("batch", "seq", "num_microbatches", "recompute", "grad_dtype", "cross_entropy")
+    assert [launch.settings[name] for name in names] == [2, 1024, 4, "full", "fp32", "eager"]
+    plain = changed("llama_factory_megatron.yaml", 8, use_distributed_optimizer=None)
+    assert plain.layout.zero == 0
+    bridge = changed(
+        "llama_factory_megatron.yaml", 8, mixed_precision="bf16_mixed", finetuning_type="lora", lora_rank=4
+    )
+    assert (bridge.settings["lora_library"], bridge.settings["lora_rank"]) == ("megatron-bridge", 4)
+    command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
+    typed = launch_of(command, "run.sh", 8, folder=FILES)
+    assert any("MCoreAdapter is assumed" in note for note in launch.notes)
+    assert not any("MCoreAdapter" in note for note in typed.notes)
+    for changes, message in (
+        ({"finetuning_type": "lora"}, "finetuning_type ('lora' is not modelled with MCoreAdapter; full is)"),
+        ({"stage": "dpo"}, "stage ('dpo' is not modelled; sft and pt with Megatron)"),
+        ({"mixed_precision": "bf16_with_mxfp8_mixed"}, "mixed_precision ('bf16_with_mxfp8_mixed' is not modelled"),
+        ({"pipeline_model_parallel_size": 3}, "--devices: 8; expected a multiple of tp · pp · cp = 6"),
+    ):
+        with pytest.raises(InputError) as stop:
+            changed("llama_factory_megatron.yaml", 8, **changes)
+        assert message in str(stop.value)
 
 
 def test_the_model_of_olmo() -> None:

@@ -53,9 +53,9 @@ class LoraKernels(FakeQuantizationKernels):
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
-        """Whether a weight is quantised: every weight of a layer is, and on request the output head's."""
+        """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's."""
         adapters = self.adapters
-        if adapters is None or adapters.base == "none":
+        if adapters is None or adapters.base == "none" or operation.about.get("kind") == "router":
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):
             return True

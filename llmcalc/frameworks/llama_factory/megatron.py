@@ -1,0 +1,90 @@
+"""Reads configs of LLaMA-Factory that train with Megatron-Core, by MCoreAdapter or by Megatron-Bridge.
+
+Source: LLaMA-Factory 0.9.6.dev0, src/llamafactory/train/mca/workflow.py, train/megatron_bridge/config_builder.py and
+hparams/megatron_bridge_args.py; alibaba/ROLL 1bc12057, mcore_adapter/src/mcore_adapter/training_args.py.
+"""
+
+from __future__ import annotations
+
+from ...errors import shown
+from ...sources.huggingface.family import field_names
+from ..launch.record import Launch, LaunchReader, Table
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+"""Arguments of parallel sizes, 1 by default, of which one marks a config that trains with Megatron-Core."""
+
+READ = field_names("""
+    model_name_or_path stage finetuning_type cutoff_len lora_rank lora_target lora_dropout bf16 mixed_precision
+    per_device_train_batch_size gradient_accumulation_steps sequence_parallel use_distributed_optimizer
+    virtual_pipeline_model_parallel_size expert_tensor_parallel_size recompute_granularity recompute_method
+    recompute_num_layers cross_entropy_loss_fusion do_train
+    """)
+
+IGNORED = field_names("""
+    bias_activation_fusion apply_rope_fusion masked_softmax_fusion overlap_param_gather overlap_grad_reduce
+    moe_grouped_gemm moe_token_dispatcher_type moe_aux_loss_coeff moe_router_dtype calculate_per_token_loss
+    use_packed_sequences export_hf_on_finish freeze_vision_tower freeze_multi_modal_projector overlap_p2p_comm
+    """)
+"""Arguments of kernels and communication, which are counted as Megatron-Core's newest scripts choose them."""
+
+
+MODELLED = {"stage": ("sft", "pt"), "mixed_precision": ("bf16_mixed",)}
+"""Argument → the values that are read, the default first."""
+
+
+BRIDGE = "USE_MEGATRON_BRIDGE"
+"""Environment variable by which LLaMA-Factory trains with Megatron-Bridge (hparams/parser.py)."""
+
+
+def trains_with_megatron(config: Table) -> bool:
+    """Whether a config has one of Megatron-Core's parallel sizes."""
+    return any(argument in config for argument in SIZES)
+
+
+def read_megatron(reader: LaunchReader, config: Table, ignored: frozenset[str]) -> Launch:
+    """Returns the training run of a config. ignored: LLaMA-Factory's arguments that change no memory."""
+    reader.check_names(config, (*SIZES, *READ), ignored | IGNORED)
+    is_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
+    if not is_bridge:
+        reader.notes.append(
+            f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
+        )
+    for argument, modelled in MODELLED.items():
+        if config.get(argument, modelled[0]) not in modelled:
+            reader.unknown[argument] = (
+                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled)} with Megatron"
+            )
+    finetuning_type = reader.value(config, "finetuning_type", "lora")
+    adapters = {}
+    if finetuning_type == "lora" and is_bridge:
+        targets = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]  # others are not supported there
+        adapters = bridge_adapters(reader, "", reader.size(config, "lora_rank", 8), targets, None)
+    elif finetuning_type != "full":
+        reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
+    tp, pp, cp, ep = (reader.size(config, argument, 1) for argument in SIZES)
+    parallel_run = MegatronRun(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=reader.optional_size(config, "expert_tensor_parallel_size") or 1,
+        vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
+        sequence_parallel=reader.flag(config, "sequence_parallel"),
+        distributed_optimizer=reader.flag(config, "use_distributed_optimizer", is_bridge),
+        batch=reader.size(config, "per_device_train_batch_size", 8),
+        seq=reader.size(config, "cutoff_len", 2048),
+        num_microbatches=reader.size(config, "gradient_accumulation_steps", 1),
+        recompute_granularity=config.get("recompute_granularity"),
+        recompute_method=config.get("recompute_method", "uniform"),
+        recompute_num_layers=config.get("recompute_num_layers", 1),
+        fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion"),
+    )
+    reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
+    launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapters)
+    return reader.launch("megatron", launch_settings, target=str(config.get("model_name_or_path") or ""))
