@@ -239,7 +239,7 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Returns the questions about a launch file's servers, or about engines that serve a model.
+    """Reads a launch file's servers, or the engines that serve a model, and returns what is asked of each.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """

@@ -84,7 +84,7 @@ MUTANTS = (
         "(longer_value - shorter_value) * (missing_layers - 1) // added_layers",
     ),
     # the memory of one device
-    Mutant("device_memory/static.py", '"float32" if has_master else weights', "weights"),
+    Mutant("device_memory/static.py", '"float32" if has_master else weight_format', "weight_format"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
     Mutant("device_memory/device_memory.py", "replay.after + replay.slop_after,", "replay.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from .options import completion_of, value_option
+from .options import shell_completion_of, value_option
 from .target_options import OutputOptions, takes_target
 
 
@@ -15,7 +15,7 @@ def _hardware_names() -> Iterable[str]:
     return hardware_names()
 
 
-complete_name = completion_of(_hardware_names)
+complete_name = shell_completion_of(_hardware_names)
 
 
 def accelerator_option(default: str = "") -> Any:

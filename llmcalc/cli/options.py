@@ -46,7 +46,7 @@ def value_option(
     )
 
 
-def completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def shell_completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Returns a shell-completion function for names. names: a function that returns all names."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete.lower())]
 
@@ -57,7 +57,7 @@ def _preset_names() -> Iterable[str]:
     return model_names()
 
 
-complete_target = completion_of(_preset_names)
+complete_target = shell_completion_of(_preset_names)
 
 
 TARGET_HELP = (
@@ -195,7 +195,8 @@ RECOMPUTE_HELP = (
 
 
 RecomputeOption: TypeAlias = Annotated[
-    str, typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=completion_of(lambda: MODES))
+    str,
+    typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: MODES)),
 ]
 
 
@@ -241,7 +242,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
         parser=str,
         callback=check_phase,
         help=text,
-        autocompletion=completion_of(lambda: get_args(words)),
+        autocompletion=shell_completion_of(lambda: get_args(words)),
         show_default=show_default,
     )
 

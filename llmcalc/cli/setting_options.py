@@ -15,7 +15,7 @@ import typer
 
 from ..workload.inputs import Inputs
 from ..workload.setting import Declared, declared
-from .options import completion_of, typed_name
+from .options import shell_completion_of, typed_name
 from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
@@ -67,7 +67,7 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=check_value,
-        autocompletion=completion_of(setting.complete or (lambda: words)),
+        autocompletion=shell_completion_of(setting.complete or (lambda: words)),
         **common_arguments,
     )
     return OptionOfCommand(Annotated[str | None, typer_option], default)

@@ -67,7 +67,7 @@ class Inference:
 
 
 class ServedRank(Divided):
-    """Runs a rank's passes as serving engines do, including modules without a tensor-parallel plan in torch.
+    """Runs a rank's passes as serving engines do, which divide modules that torch's tensor parallelism leaves whole.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.

@@ -33,7 +33,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
         short_run.after,
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
-    slopes: dict[Place, int] = {}
+    bytes_per_repeat: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
     longer_runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in longer_runs.items():
@@ -55,7 +55,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
-            slopes[allocation_place] = third_peak.bytes - second_peak.bytes
+            bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
             last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
@@ -63,7 +63,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
         _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
     }
     return highest_pass(
-        ReplayResult(extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=slopes)
+        ReplayResult(
+            extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=bytes_per_repeat
+        )
     )
 
 
@@ -90,14 +92,14 @@ def highest_pass(replay: ReplayResult) -> ReplayResult:
         return None
 
     peaks: dict[Place, Peak] = {}
-    slopes: dict[Place, int] = {}
+    bytes_per_repeat: dict[Place, int] = {}
     for allocation_place, peak in replay.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
             if allocation_place in replay.slopes:
-                slopes[new_place] = replay.slopes[allocation_place]
-    return replace(replay, peaks=peaks, slopes=slopes)
+                bytes_per_repeat[new_place] = replay.slopes[allocation_place]
+    return replace(replay, peaks=peaks, slopes=bytes_per_repeat)
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:

@@ -225,14 +225,14 @@ def _inference_memory(
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
     """Counts the weights, adapters and cache of inference."""
-    weights, stored_size = dtype(settings.dtype or published_dtype), None
+    weight_format, stored_size = dtype(settings.dtype or published_dtype), None
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
-        weights = _unconverted_format(settings, published_dtype)
-        size_key = settings.quantize, weights, count.include
+        weight_format = _unconverted_format(settings, published_dtype)
+        size_key = settings.quantize, weight_format, count.include
         if size_key not in quantized_sizes:
             module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-            quantized_sizes[size_key] = quantized_size(spec, scheme, weights, count.include, module_names)
+            quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, count.include, module_names)
         stored_size = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
@@ -242,10 +242,14 @@ def _inference_memory(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(count, settings.phase, weights, workload, quantized=stored_size, inputs=inputs)
-    activation_format = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
+        return MemoryUse(count, settings.phase, weight_format, workload, quantized=stored_size, inputs=inputs)
+    activation_format = (
+        weight_format if settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
+    )
     cache = cache_format(settings.kv_dtype or activation_format).name
-    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs)
+    return MemoryUse(
+        count, settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs
+    )
 
 
 def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
@@ -272,9 +276,9 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
-    weights, has_master = _training_formats(settings)
+    weight_format, has_master = _training_formats(settings)
     record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(settings, count, weights)
+    adapters, adapter_dtype = _adapters_and_format(settings, count, weight_format)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -282,12 +286,12 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
     return MemoryUse(
         count,
         "training",
-        weights,
+        weight_format,
         Workload(batch, seq, source=settings.source, phase="training"),
-        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or weights),
+        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or weight_format),
         has_master=has_master,
-        optimizer=_optimizer_state(record, settings, count, weights, has_master, adapters, adapter_dtype),
-        precision=_precision_name(settings, weights, has_master),
+        optimizer=_optimizer_state(record, settings, count, weight_format, has_master, adapters, adapter_dtype),
+        precision=_precision_name(settings, weight_format, has_master),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
     )
@@ -296,12 +300,12 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
 def _training_formats(settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
     default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
-    weights = _float_format(settings.dtype, "--dtype", default_weights)
-    is_wide = DTYPE_BITS[weights] >= 32
+    weight_format = _float_format(settings.dtype, "--dtype", default_weights)
+    is_wide = DTYPE_BITS[weight_format] >= 32
     master_weights = settings.master_weights or ("none" if is_wide else default_master)
     if master_weights == "fp32" and is_wide:
-        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
-    return weights, master_weights == "fp32"
+        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weight_format)} already; expected none")
+    return weight_format, master_weights == "fp32"
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
@@ -325,7 +329,7 @@ def _optimizer_state(
     record: Optimizer,
     settings: Settings,
     count: ParameterCount,
-    weights: str,
+    weight_format: str,
     has_master: bool,
     adapters: LowRank | None,
     adapter_dtype: str,
@@ -334,20 +338,20 @@ def _optimizer_state(
     momentum = bool(settings.momentum)
     if adapters is None:
         state_format = _float_format(
-            settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights
+            settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
         return record.state(list(trained_tensors(count.tree, count.include)), state_format, momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = record.state(
-        adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
+        adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weight_format, momentum
     )
     return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(copy_state)
 
 
-def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str) -> tuple[LowRank | None, str]:
+def _adapters_and_format(settings: Settings, count: ParameterCount, weight_format: str) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
-    weights: the number format of the weights, which adapters of Megatron-Core have, too.
+    weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
     """
     if settings.lora_rank is None:
         return None, ""
@@ -368,25 +372,25 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     adapters = low_rank(count.tree, requested_adapters, targets, count.include)
-    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weights if is_parallel else "float32")
+    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 
-def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
+def _precision_name(settings: Settings, weight_format: str, has_master: bool) -> str:
     """Returns the name of the settings' training precision, such as mixed or pure bf16."""
-    if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
+    if settings.precision in NARROW_PRODUCTS and has_master and weight_format == "bfloat16":
         return str(settings.precision)
-    if DTYPE_BITS[weights] >= 32:
-        return "autocast" if settings.precision == "autocast" else short_dtype(weights)
-    return short_dtype(weights) + ("-master" if has_master else "")
+    if DTYPE_BITS[weight_format] >= 32:
+        return "autocast" if settings.precision == "autocast" else short_dtype(weight_format)
+    return short_dtype(weight_format) + ("-master" if has_master else "")
 
 
-def _gradient_format(format_name: str | None, weights: str) -> str:
+def _gradient_format(format_name: str | None, weight_format: str) -> str:
     """Returns the full name of the gradient format. Raises `InputError` for a format that cannot sum gradients.
 
-    weights: the number format of the trained weights, which is the default.
+    weight_format: the number format of the trained weights, which is the default.
     """
-    number_format = _float_format(format_name, "--grad-dtype", weights)
-    if number_format not in (*GRADIENT_FORMATS, weights):
+    number_format = _float_format(format_name, "--grad-dtype", weight_format)
+    if number_format not in (*GRADIENT_FORMATS, weight_format):
         raise InputError(
             f"--grad-dtype {short_dtype(number_format)}: no framework sums gradients in it; expected fp32, bf16 or fp16"
         )

@@ -341,7 +341,7 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
 
 
 def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns the pattern of a name's components and the replacement; `*` is an index in both."""
+    """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
     components = re.escape(name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 

@@ -23,7 +23,7 @@ CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2
 """Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
-def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+def plot_cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
     """Plots the cache bytes of one sequence against the tokens, on log axes.
 
     dtype: format of keys and values.
@@ -114,7 +114,14 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     )
     for i, ((preset, _), curve_end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
         colour = curve_style(i).colour
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
+        curve_line = {
+            "arrowstyle": "-",
+            "color": colour,
+            "linewidth": 0.6,
+            "shrinkA": 1,
+            "shrinkB": 1,
+            "relpos": (0, 0.5),
+        }
         ax.annotate(
             escape_label(preset.display),
             curve_end,
@@ -124,7 +131,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
             fontsize=9,
             color=colour,
             annotation_clip=False,
-            arrowprops=line,
+            arrowprops=curve_line,
         )
 
 

@@ -36,21 +36,21 @@ def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset
     """Draws the parameters of models: a bar per model, by component."""
     needs_matplotlib()
     from ..costs.params import params
-    from .params import params as picture
+    from .params import plot_params
 
-    return picture([(preset.display, params(preset.model, include)) for preset in models])
+    return plot_params([(preset.display, params(preset.model, include)) for preset in models])
 
 
 def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     """Draws the KV cache of one sequence against its tokens."""
     needs_matplotlib()
     from ..costs.cache import kv
-    from .context import cache
+    from .context import plot_cache
 
     for model_preset in models:
         with name_in_errors(model_preset):
             kv(model_preset.model, dtype_name=kv_dtype)
-    return cache(models, kv_dtype)
+    return plot_cache(models, kv_dtype)
 
 
 def flops_picture(models: Sequence[Preset]) -> Figure:
@@ -67,7 +67,7 @@ def shape_picture(
     """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
     needs_matplotlib()
     from ..studies.shape import budget_for, family, find_shapes
-    from .shapes import shape
+    from .shapes import plot_shapes
 
     studies = []
     for preset in models:
@@ -77,7 +77,7 @@ def shape_picture(
             shape_family = family(preset.model)
             shapes = find_shapes(shape_family, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
             studies.append((preset.display, shapes))
-    return shape(studies)
+    return plot_shapes(studies)
 
 
 def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = ()) -> Figure:
@@ -88,7 +88,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
     needs_matplotlib()
     from ..questions.listings import select_presets
     from ..studies.compare import quantities
-    from .shapes import aspect
+    from .shapes import plot_aspect
 
     names = [_preset_of_label(name) for name in labels]
     selected_presets = select_presets(selection)
@@ -99,7 +99,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
         (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
-    return aspect(models, labels=names)
+    return plot_aspect(models, labels=names)
 
 
 def _preset_of_label(name: str) -> str:
@@ -115,12 +115,12 @@ def _preset_of_label(name: str) -> str:
 def memory_picture(question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of named accelerators."""
     needs_matplotlib()
-    from .memory import memory as picture
+    from .memory import plot_memory
 
     with name_in_errors(question.preset):
         memory = question.on_one_device()
         accelerator_fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return picture(question.preset.display, memory, accelerator_fits)
+        return plot_memory(question.preset.display, memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:

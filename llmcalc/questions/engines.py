@@ -102,7 +102,7 @@ def engine_questions(
     receipt: str | None = None,
     allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
-    """Returns the questions about a launch file's servers, or without a file about engines that serve TARGET.
+    """Reads a launch file's servers, or options of engines that serve TARGET, and returns what is asked of each.
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engines: with a file, engines that were typed beside it, whose versions replace the file's.

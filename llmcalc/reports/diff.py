@@ -154,9 +154,9 @@ def _both_values_text(quantity: Quantity) -> list[str]:
     ]
 
 
-def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
+def _scaled_text(scale: units.Scale, quantity: Quantity, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
+    return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity.unit](amount)
 
 
 def _change_text(quantity: Quantity) -> str:

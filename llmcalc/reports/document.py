@@ -130,7 +130,7 @@ class Table(NamedTuple):
         return f"{self.title}: {self.answer}" if self.answer else self.title
 
     def without_bars(self) -> Table:
-        """Returns the table without bar columns, for programs."""
+        """Returns the table without columns of bars, for output that programs read."""
         columns = [i for i, column in enumerate(self.columns) if not column.bar]
         if len(columns) == len(self.columns):
             return self

@@ -127,12 +127,12 @@ def fit_report(
     options: Sequence[EngineOption],
     timed_runs: Sequence[TimedRun | None],
     users: int,
-    is_named: bool,
+    names_accelerator: bool,
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests. is_named: if the
-    user named the accelerator.
+    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests.
+    names_accelerator: whether the user named the accelerator.
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
@@ -163,7 +163,7 @@ def fit_report(
     table = Table(
         title, columns, rows, _launch_aside(engine_use).removeprefix("; "), notes, answer_text, name="options"
     )
-    tables = [table, *([_changes_table(engine_use)] if is_named and engine_use.changes else [])]
+    tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
     document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),

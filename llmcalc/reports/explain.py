@@ -265,9 +265,9 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
             for component, component_name, formula_texts in component_block[1:]
         )
         component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
-        first_name = first_names.setdefault(component_key, layer_name)
-        if section.formula_nodes[0].numeric_node.kind == "layer" and first_name != layer_name:
-            rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
+        first_component_name = first_names.setdefault(component_key, layer_name)
+        if section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
+            rows += _formula_rows(name, [f"as {first_component_name}"], width, section.depth)
             continue
         for component, component_name, formula_texts in component_block:
             rows += _formula_rows(component_name, formula_texts, width, component.depth)

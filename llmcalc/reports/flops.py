@@ -145,17 +145,21 @@ def _component_table(
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
 
-    def component_row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
-        bar = None if depth or is_bold else Bar(value / total_flops, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total_flops, bar], depth, is_bold, is_sum=is_bold)
+    def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
+        bar = (
+            None
+            if depth or is_bold
+            else Bar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
+        )
+        return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
     scores = cost_by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
-    for component, value in flop_count.by_component.items():
-        rows.append(component_row(component, value))
+    for component, flops in flop_count.by_component.items():
+        rows.append(component_row(component, flops))
         if component in scores:
             rows += [
-                component_row("projections", value - scores[component], 1),
+                component_row("projections", flops - scores[component], 1),
                 component_row("scores", scores[component], 1),
             ]
     rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
@@ -165,7 +169,11 @@ def _component_table(
             "backward": flop_count.backward,
             "recomputation": flop_count.recomputed,
         }
-        rows += [component_row(name, value, 1)._replace(is_sum=True) for name, value in phases.items() if value]
+        rows += [
+            component_row(component_name, flops, 1)._replace(is_sum=True)
+            for component_name, flops in phases.items()
+            if flops
+        ]
     other_convention = OTHER[flop_count.pairs]
     rows.append(
         component_row(

@@ -46,7 +46,7 @@ def run_text(memory_use: MemoryUse) -> str:
 
 
 def _adapters_text(memory_use: MemoryUse) -> str:
-    """Writes low-rank adapters with the format of the frozen weights; empty for a run that trains the weights."""
+    """Returns a text on the low-rank adapters and the format of the frozen weights, empty without adapters."""
     adapters = memory_use.adapters
     if adapters is None:
         return ""

@@ -78,11 +78,11 @@ def report(
     columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
     tables = [Table(title, columns, rows, run_description, notes, _answer_text(layout_plan), name="feasible")]
     if plan.refused:
-        reasons = [
+        reason_rows = [
             Row([reason, layout_count])
             for reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
         ]
-        tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
+        tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reason_rows, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
     report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)

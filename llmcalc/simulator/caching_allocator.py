@@ -181,7 +181,6 @@ class CachingAllocator:
     - should_split: a block is split if at least 512 bytes remain; in the large pool if more than 1 MiB remains. A rest
       that is not split off counts as allocated: it is slop.
     - free_block, try_merge_blocks: a freed block merges with free neighbours in its segment.
-    - release_cached_blocks: segments with nothing in use are returned to the device, on request only.
 
     Rules of expandable segments:
     - try_allocate_expandable_block: each pool of a stream has one segment, which grows by pages of 2 MiB (small pool,
@@ -190,9 +189,9 @@ class CachingAllocator:
     - get_free_block: a free block that can grow counts with the size that it can grow to. So the free block at the end
       of the segment is chosen only if no other fits.
     - should_split: blocks of the large pool are also split if at least 512 bytes remain.
-    - unmap_block: `release_cached` returns every page with nothing in use.
 
     Not modelled:
+    - returning cached segments and pages to the device on request (release_cached_blocks, unmap_block).
     - other options: max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb.
       Their defaults apply.
     - private pools (CUDA graphs, torch.cuda.MemPool).

@@ -473,14 +473,14 @@ class RepeatedEvents:
         """Returns the events of the full run that correspond to these recorded events."""
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
-            for part in self.analysis.parts[id(events_of_part)]:
-                if isinstance(part, Sweep):
+            for part_events in self.analysis.parts[id(events_of_part)]:
+                if isinstance(part_events, Sweep):
                     for repeat_events in self._events_of_sweep(
-                        part, [self._event_by_repeat(event) for event in part.inner]
+                        part_events, [self._event_by_repeat(event) for event in part_events.inner]
                     ):
                         events += repeat_events
                 else:
-                    events += self._renumbered_events(part)
+                    events += self._renumbered_events(part_events)
         return self.pieces[id(events_of_part)]
 
     def event_stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
@@ -488,13 +488,13 @@ class RepeatedEvents:
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
-        for part in self.analysis.parts[id(events_of_part)]:
-            if not isinstance(part, Sweep):
-                yield _seen_by_allocator(self._renumbered_events(part)), ONCE
+        for part_events in self.analysis.parts[id(events_of_part)]:
+            if not isinstance(part_events, Sweep):
+                yield _seen_by_allocator(self._renumbered_events(part_events)), ONCE
                 continue
-            inner_events = [self._event_by_repeat(event) for event in part.inner]
-            repeat_order = self._repeat_order(part)
-            layer_sweep = self._events_of_sweep(part, inner_events)
+            inner_events = [self._event_by_repeat(event) for event in part_events.inner]
+            repeat_order = self._repeat_order(part_events)
+            layer_sweep = self._events_of_sweep(part_events, inner_events)
             if (
                 any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
@@ -512,8 +512,8 @@ class RepeatedEvents:
                 ),
                 repeat_order[1:-1],
             )
-            yield _seen_by_allocator(self._events_of_repeat(part, inner_events, repeat_order[-1])), ONCE
-            yield _seen_by_allocator(self._renumbered_events(part.ordered[-1])), ONCE
+            yield _seen_by_allocator(self._events_of_repeat(part_events, inner_events, repeat_order[-1])), ONCE
+            yield _seen_by_allocator(self._renumbered_events(part_events.ordered[-1])), ONCE
 
     def _renumbered_events(self, events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""

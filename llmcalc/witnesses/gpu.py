@@ -57,7 +57,7 @@ class Statistics(Protocol):
 
     device: str
 
-    def empty(self) -> None:
+    def empty_and_reset(self) -> None:
         """Frees unreferenced objects, free segments and workspaces, and resets the peaks."""
 
     def reset_peaks(self) -> None:
@@ -75,7 +75,7 @@ class Cuda:
 
     device = "cuda"
 
-    def empty(self) -> None:
+    def empty_and_reset(self) -> None:
         gc.collect()
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
@@ -139,7 +139,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
     training_run = configured_run(spec, settings)
     measured_run = MeasuredMemory()
-    statistics.empty()
+    statistics.empty_and_reset()
     measured_run.before_bytes = statistics.read_bytes().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
@@ -148,7 +148,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 
     if isinstance(training_run, Training):
         training_loop = TrainingLoop(spec, training_run, statistics.device)
-        statistics.empty()
+        statistics.empty_and_reset()
         record_phase("set-up")
         for _ in range(STEPS):
             training_loop.step(record_phase)
@@ -156,7 +156,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         return measured_run
     shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
     passes = InferencePasses(spec, training_run, statistics.device)
-    statistics.empty()
+    statistics.empty_and_reset()
     if training_run.phase == "decode":
         passes.cache_of(shapes)
     record_phase("set-up")
@@ -237,7 +237,7 @@ def free_bytes(statistics: Statistics) -> int | None:
     """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
-    statistics.empty()
+    statistics.empty_and_reset()
     return int(torch.cuda.mem_get_info()[0])
 
 

@@ -340,11 +340,11 @@ def log_probabilities_of(logits: Any, index: Any) -> Any:
         label_logits = torch.gather(logits, dim=-1, index=index)
         log_sums = torch.stack([torch.logsumexp(rows, dim=-1) for rows in logits])
         return (label_logits - log_sums.unsqueeze(-1)).squeeze(-1)
-    logits_by_sequence = []
+    label_log_probs = []
     for rows, row_labels in zip(logits, index, strict=True):
         log_probs = F.log_softmax(rows, dim=-1)
-        logits_by_sequence.append(log_probs.gather(dim=-1, index=row_labels))
-    return torch.stack(logits_by_sequence).squeeze(-1)
+        label_log_probs.append(log_probs.gather(dim=-1, index=row_labels))
+    return torch.stack(label_log_probs).squeeze(-1)
 
 
 def entropies_of(logits: Any) -> Any:

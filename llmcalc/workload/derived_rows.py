@@ -334,7 +334,7 @@ class PatchVectors(Rows):
         return times(self.of.new_rows(workload), self.by)
 
     def pairs_with_bytes(self, workload: Workload) -> Number:
-        """Returns the number of allowed pairs of a vector and a byte, each of which is in one patch."""
+        """Returns the number of pairs of a patch's vector and a byte of the same patch."""
         return times(self.of.of.new_rows(workload), self.by)
 
 

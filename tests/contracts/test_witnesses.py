@@ -27,7 +27,18 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.device_memory import TENSORS, with_evidence
 from llmcalc.device_memory.optimizers.registry import optimizers
 from llmcalc.errors import InputError
-from llmcalc.evidence import STATUSES, UNTESTED, Evidence, FrameworkEvidence, Witness, weakest, witness_of
+from llmcalc.evidence import (
+    STATUSES,
+    UNTESTED,
+    Evidence,
+    FrameworkEvidence,
+    Witness,
+    by_torch,
+    kernels_compared,
+    weakest,
+    witness_of,
+)
+from llmcalc.evidence import compared as kernel_compared
 from llmcalc.frameworks.deepspeed import evidence as deepspeed
 from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
@@ -164,6 +175,24 @@ def test_a_witness_says_what_it_is() -> None:
 
 
 # --- the default --------------------------------------------------------------------------------------------------
+
+
+def test_a_class_of_kernels_states_the_check_of_those_that_state_none() -> None:
+    of_class, of_method = by_torch("tests/of_class.py"), by_torch("tests/of_method.py")
+
+    @kernels_compared(of_class, unchecked=("do_new",))
+    class Kernels:
+        def do_add(self) -> None: ...
+
+        def do_new(self) -> None: ...
+
+        def helper(self) -> None: ...
+
+        @kernel_compared(of_method)
+        def core_scan(self) -> None: ...
+
+    witnesses = {name: witness_of(vars(Kernels)[name]) for name in ("do_add", "do_new", "helper", "core_scan")}
+    assert witnesses == {"do_add": of_class, "do_new": UNTESTED, "helper": UNTESTED, "core_scan": of_method}
 
 
 def test_a_class_does_not_inherit_a_witness() -> None:
@@ -525,4 +554,4 @@ def test_a_framework_refuses_a_mixer_that_it_does_not_have(toys: Path) -> None:
 )
 def test_megatron_refuses_parts_that_it_does_not_have(example: str, words: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"--framework megatron: Megatron-LM has {words}")):
-        megatron.check_parts(around_a_model(examples()[example]))
+        megatron.check_components(around_a_model(examples()[example]))

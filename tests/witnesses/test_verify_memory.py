@@ -265,7 +265,7 @@ class Modelled(StorageTracker):
         self.tracked.discard(key)
         self.allocator.free(handle)
 
-    def empty(self) -> None:
+    def empty_and_reset(self) -> None:
         gc.collect()
         for handle in self.begun:
             self.allocator.free(handle)

@@ -33,9 +33,9 @@ class Padded(ImageRule):
         longest = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
         scale = min(1.0, sqrt(self.max_patches / patches), longest / height, longest / width)
-        sides = (min(max(1, int(pixels * scale)), longest) for pixels in (height, width))
+        scaled_sides = (min(max(1, int(pixels * scale)), longest) for pixels in (height, width))
         token_size = self.merge * patch_size
-        rows, columns = (-(-pixels // token_size) for pixels in sides)
+        rows, columns = (-(-pixels // token_size) for pixels in scaled_sides)
         if self.refuses_long and max(rows, columns) * self.merge > self.max_side:
             raise InputError(
                 f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "

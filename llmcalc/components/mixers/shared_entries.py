@@ -239,7 +239,7 @@ class SharedEntryAttention(EntryAttention):
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
-    """Returns small mixers of each kind; `scoring` and `reusing` read the entries of `finding`."""
+    """Returns a small mixer of each kind. Two of them read the cache entries that the third one selects."""
     local = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,

@@ -20,7 +20,7 @@ from .low_rank import (
     low_rank_optimizer,
     projected_shape,
     shorter_side,
-    split,
+    split_projected,
 )
 from .record import Optimizer, States
 
@@ -34,7 +34,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
-        projected, other_tensors = split(tensors)
+        projected, other_tensors = split_projected(tensors)
         projected_elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
         moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
         return {

@@ -21,7 +21,7 @@ from .low_rank import (
     low_rank_optimizer,
     projected_shape,
     shorter_side,
-    split,
+    split_projected,
 )
 from .record import Optimizer, States
 
@@ -38,7 +38,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
-        projected, other_tensors = split(tensors)
+        projected, other_tensors = split_projected(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))

@@ -54,7 +54,7 @@ def low_rank_optimizer(
     )
 
 
-def split(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
     """Returns the tensors with projected gradients, and the other tensors."""
     projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]

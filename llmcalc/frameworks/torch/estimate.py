@@ -1,4 +1,4 @@
-"""Estimates the memory of ranks in plain PyTorch training without an allocator, for `llmcalc plan`."""
+"""Estimates the memory of ranks in plain PyTorch training for `llmcalc plan`, without simulating the allocator."""
 
 from __future__ import annotations
 

@@ -476,7 +476,8 @@ class Server(EngineServer):
         )
         compute_capability = self.hardware.compute_capability if splits_sequences else None
         split_buffer_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, compute_capability)
-        return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes)
+        graphs_ratio = self.second_runner.graphs_ratio if self.second_runner is not None else 1
+        return self.graphs.estimated_bytes(self.engine_record.cuda_graphs, rank, split_buffer_bytes, graphs_ratio)
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""

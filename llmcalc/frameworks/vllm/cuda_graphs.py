@@ -1,7 +1,7 @@
 """The CUDA graphs that vLLM captures, and its estimate of their memory (v1/worker/gpu_model_runner.py).
 
 `profile_cudagraph_memory` captures the two largest graphs of each mode: the pool that the first one leaves is shared by
-all, and each further graph is counted with the memory of the second.
+all, and each further graph is counted with the memory of the second. That of the second model runner captures all.
 """
 
 from __future__ import annotations
@@ -53,15 +53,22 @@ class CUDAGraphs(NamedTuple):
         """The number of all graphs."""
         return (self.piecewise + self.full) * self.copies
 
-    def estimated_bytes(self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int) -> int:
-        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: from `split_buffer_bytes`."""
+    def estimated_bytes(
+        self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
+    ) -> int:
+        """Returns the memory that vLLM estimates for the graphs of a rank.
+
+        split_bytes: from `split_buffer_bytes`. graphs_ratio: bytes of a graph by those of the first runner's estimate.
+        """
         if not self.number:
             return 0
         complex_layers = layers_with_many_kernels(rank)
         simple_layers = rank.number_of_layers - complex_layers
         graph_mib = estimate.mib_per_layer * simple_layers + estimate.mib_per_complex_layer * complex_layers
         further_graphs = sum(max(self.copies * graphs - 1, 0) for graphs in (self.piecewise, self.full))
-        return int(max(estimate.shared_mib * MIB, split_bytes) + further_graphs * max(1, graph_mib) * MIB)
+        return int(
+            max(estimate.shared_mib * MIB, split_bytes) + further_graphs * max(1, graph_mib) * graphs_ratio * MIB
+        )
 
     def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
         """Returns the bytes of the float32 sums of parts of sequences that FlashAttention 3 keeps in full graphs.

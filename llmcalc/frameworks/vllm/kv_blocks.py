@@ -81,12 +81,17 @@ class BlockPool:
         return blocks / max(1, self.blocks_of_request(length, tokens_in_flight))
 
     def printed_tokens(self, blocks: int, length: int, tokens_in_flight: int, rules: Rules) -> int:
-        """Returns the tokens of the KV cache in this vLLM version's log format."""
+        """Returns the tokens of the KV cache in this vLLM version's log format.
+
+        A block of a request's current state counts as `length` tokens, those of the longest request.
+        """
         if rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, tokens_in_flight) * length)
         if rules.printed_tokens == "blocks x block_size":
             return blocks * self.block_size
-        return blocks // sum(group.groups for group in self.groups) * self.block_size
+        has_current_states = any(group.states is not None and group.states.mode == "current" for group in self.groups)
+        smallest_block = min(self.block_size, length) if has_current_states else self.block_size
+        return blocks // sum(group.groups for group in self.groups) * smallest_block
 
     def longest_request(self, blocks: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""

@@ -48,6 +48,7 @@ class SecondRunner(VersionRange):
     architectures: tuple[str, ...] = ()
     logits_copies: float = Field(gt=0)
     estimates_graphs: bool = False
+    graphs_ratio: float = Field(default=1, gt=0)
     counts_penalties: bool = False
 
 

@@ -94,8 +94,8 @@ def _table_grid(table: Table) -> RichTable:
         )
     for row, cells in zip(table.rows, cell_texts, strict=True):
         coloured_cells = [
-            Text(cell, style=column.colour(cell, value))
-            for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
+            Text(cell, style=column.colour(cell, raw_value))
+            for column, cell, raw_value in zip(table.columns, cells, row.cells, strict=True)
         ]
         for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
             for pattern, colour in column.marks.items():

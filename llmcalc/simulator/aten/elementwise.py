@@ -75,8 +75,8 @@ class Elementwise(Views):
 
     def _divisor_gradient(self, output_gradient: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """Computes −g · ((a / b) / b), the gradient of the divisor."""
-        ratio = self.like(a, b)
-        second_ratio, negated_ratio = self.like(ratio, b), self.like(output_gradient)
+        quotient = self.like(a, b)
+        second_ratio, negated_ratio = self.like(quotient, b), self.like(output_gradient)
         return self.like(negated_ratio, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:

@@ -74,10 +74,10 @@ class Views:
             x, (*x.shape[:first_axis], count(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
         )
 
-    def unflatten(self, x: Tensor, axis: int, sizes: Shape) -> Tensor:
+    def unflatten(self, x: Tensor, axis: int, axis_sizes: Shape) -> Tensor:
         """Splits one axis into several axes."""
         axis = axis % len(x.shape)
-        return self.reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
+        return self.reshape(x, (*x.shape[:axis], *axis_sizes, *x.shape[axis + 1 :]))
 
     def transpose(self, x: Tensor, first_axis: int, second_axis: int) -> Tensor:
         shape, strides = list(x.shape), list(x.strides)
@@ -87,17 +87,20 @@ class Views:
             x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first_axis, second_axis),)
         )
 
-    def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
+    def permute(self, x: Tensor, axis_order: Sequence[int]) -> Tensor:
         """Returns a view with the axes in another order."""
-        inverse_order = [order.index(axis) for axis in range(len(order))]
-        shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
+        inverse_order = [axis_order.index(axis) for axis in range(len(axis_order))]
+        shape, strides = tuple(x.shape[axis] for axis in axis_order), tuple(x.strides[axis] for axis in axis_order)
         return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, inverse_order),))
 
     def unsqueeze(self, x: Tensor, axis: int) -> Tensor:
         axis = axis % (len(x.shape) + 1)
         input_shape = x.shape
-        step = x.shape[axis] * x.strides[axis] if axis < len(x.shape) else 1
-        shape, strides = (*input_shape[:axis], 1, *input_shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
+        new_stride = x.shape[axis] * x.strides[axis] if axis < len(x.shape) else 1
+        shape, strides = (
+            (*input_shape[:axis], 1, *input_shape[axis:]),
+            (*x.strides[:axis], new_stride, *x.strides[axis:]),
+        )
         return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
@@ -111,10 +114,10 @@ class Views:
         )
         return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.sum_to_shape(input_shape, g),))
 
-    def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
+    def slice(self, x: Tensor, slice_size: Number, axis: int = -1) -> Tensor:
         """Returns a slice of an axis. Its gradient is padded with zeros."""
         axis = axis % len(x.shape)
-        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        shape = (*x.shape[:axis], slice_size, *x.shape[axis + 1 :])
         return self._view(x, shape, x.strides, "slice", self.new_gradient(x.shape))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
@@ -123,11 +126,13 @@ class Views:
         shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         return self._view(x, shape, strides, "select", self.new_gradient(x.shape))
 
-    def split(self, x: Tensor, sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
+    def split(self, x: Tensor, part_sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
         """Splits an axis into views with a single autograd node, which concatenates the gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
-        views = [x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in sizes]
+        views = [
+            x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in part_sizes
+        ]
         shapes = [view.shape for view in views]
 
         def join_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
@@ -188,9 +193,9 @@ class Views:
         """Casts to another number format, or returns the same tensor if the format is already the requested one."""
         if x.dtype is dtype:
             return x
-        converted = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
+        converted_x = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
         input_dtype = x.dtype
-        return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, input_dtype),))
+        return record(self.graph, "to", (x,), converted_x, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved_strides(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
@@ -217,10 +222,10 @@ class Views:
             self.graph, "stack", xs, self.graph.new_tensor(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis)
         )
 
-    def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
+    def pad(self, x: Tensor, padded_size: Number, axis: int = -1) -> Tensor:
         """Pads the end of an axis with zeros, up to a size."""
         axis = axis % len(x.shape)
-        padded_x = self.graph.new_tensor((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+        padded_x = self.graph.new_tensor((*x.shape[:axis], padded_size, *x.shape[axis + 1 :]), x.dtype)
         return record(self.graph, "pad", (x,), padded_x, self.new_gradient(x.shape))
 
     def squeeze(self, x: Tensor) -> Tensor:
@@ -228,14 +233,14 @@ class Views:
         shape, strides = x.shape, x.strides
         return self._view(x, shape[:-1], strides[:-1], "squeeze", lambda g, _: (g.view(shape, (*g.strides, 1)),))
 
-    def scale_slice_in_place(self, base: Tensor, size: Number, axis: int) -> Tensor:
+    def scale_slice_in_place(self, base: Tensor, slice_size: Number, axis: int) -> Tensor:
         """Multiplies a slice of `base` in place by a number, and returns the slice. `base` is unusable afterwards.
 
         Its gradient is written into zeros of the size of `base` (`AsStridedBackward0`), copied, and scaled in a copy of
         the slice (`CopySlices`).
         """
         shape, strides, dtype = base.shape, base.strides, base.dtype
-        part_shape = (*shape[:axis], size, *shape[axis + 1 :])
+        part_shape = (*shape[:axis], slice_size, *shape[axis + 1 :])
 
         def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new_tensor(shape, dtype, strides)

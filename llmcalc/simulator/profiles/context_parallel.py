@@ -130,26 +130,26 @@ class RingAttention(Eager):
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         autograd_graph, name = self.graph, "flash_attention"
-        kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
-        results: list[Tensor] = []
+        ring_kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
+        kernel_outputs: list[Tensor] = []
 
         def result(i: int) -> Tensor:
-            if not results:
+            if not kernel_outputs:
                 with autograd_graph.no_grad():
-                    results.extend(kernels.forward(q, k, v))
-            return results[i]
+                    kernel_outputs.extend(ring_kernels.forward(q, k, v))
+            return kernel_outputs[i]
 
         saved_results = autograd_graph.results
         outputs = [
             result(i) if saved_results is None else saved_results.operation_result(name, partial(result, i))
             for i in range(4)
         ]
-        results.clear()
+        kernel_outputs.clear()
         output, *other_outputs = outputs
         del outputs
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            return kernels.backward(output_gradient, *saved_tensors[:5])
+            return ring_kernels.backward(output_gradient, *saved_tensors[:5])
 
         return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
 

@@ -121,7 +121,7 @@ class Divided(Eager):
     def _check_rows(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.places is not None
-        for name, operation in named_steps(program.root.items):
+        for step_name, operation in named_steps(program.root.items):
             makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
             if not operation.outs or (operation.weight is None and not makes_rows):
                 continue
@@ -134,7 +134,7 @@ class Divided(Eager):
             elif operation.ins and operation.ins[0].rows is not TOKENS:
                 reason = "of an encoder it is not modelled"
             if reason:
-                raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
+                raise InputError(f"--sequence-parallel: {step_name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, flow_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
@@ -154,11 +154,11 @@ class Divided(Eager):
         self.record_message("all_reduce", local_sum.bytes)
         return self.graph.new_tensor(local_sum.shape, local_sum.dtype)
 
-    def record_message(self, collective_kind: CollectiveKind, size: Number) -> None:
-        """Records a collective message of this rank. size: bytes of the full tensor."""
+    def record_message(self, collective_kind: CollectiveKind, full_size: Number) -> None:
+        """Records a collective message of this rank. full_size: bytes of the full tensor."""
         current_place = self.graph.meter.place
         collective = Collective(
-            current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", size
+            current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", full_size
         )
         self.messages.append(Message(current_place, collective))
 
@@ -193,14 +193,16 @@ class Divided(Eager):
         """
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
-        results_of = self.graph.results
+        rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
 
         local_rows = (
-            make_local_rows() if results_of is None else results_of.operation_result("reduce_scatter", make_local_rows)
+            make_local_rows()
+            if rank_results is None
+            else rank_results.operation_result("reduce_scatter", make_local_rows)
         )
         del chunks
         return local_rows
@@ -416,13 +418,13 @@ class Divided(Eager):
             return super().cross_entropy(logits, labels)
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
         output = self._log_softmax(x)
-        logs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
-        loss, total_weight = self._nll_loss_forward(logs)
+        log_probs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
+        loss, total_weight = self._nll_loss_forward(log_probs)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
-        return record(self.graph, "nll_loss", [logs], loss, backward, logs, labels, total_weight)
+        return record(self.graph, "nll_loss", [log_probs], loss, backward, log_probs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
         allocate, row_shape = self.graph.new_tensor, (*x.shape[:-1], 1)
@@ -449,10 +451,10 @@ class Divided(Eager):
         losses = allocate((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
         is_not_ignored = allocate((tokens,), BOOL)
-        count = allocate((), INT64)
+        counted_labels = allocate((), INT64)
         del is_not_ignored
         total_weight = allocate((), x.dtype)
-        del count
+        del counted_labels
         loss_sum = allocate((), x.dtype)
         mean = allocate((), x.dtype)
         del loss_sum

@@ -11,6 +11,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.vllm.model_runner import second_runner
 from llmcalc.frameworks.vllm.versions import vllm_record
+from llmcalc.sources.hardware import find_hardware
 
 
 def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
@@ -27,6 +28,7 @@ def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "v
         ("0.24", "qwen2.5-7b-instruct", 3.5, True),
         ("0.26", "qwen2.5-7b-instruct", 0.5, False),
         ("0.28", "qwen3-30b-a3b", 3.5, True),
+        ("0.29", "qwen3-30b-a3b", 0.5, True),
         ("0.30", "qwen3-30b-a3b", 0.5, True),
         ("0.33", "llama3.1-8b", 3.5, True),
     ],
@@ -60,6 +62,21 @@ def test_counts_for_penalties_are_taken_from_the_cache() -> None:
     assert many.bytes_of("non_torch") - few.bytes_of("non_torch") == counts
     before = [answer(engine="vllm==0.26", max_num_seqs=users).result.bytes_of("non_torch") for users in (100, 200)]
     assert before[0] == before[1]
+
+
+@pytest.mark.parametrize(("users", "blocks"), [(256, 652), (1024, 635)])
+def test_blocks_of_two_starts_on_one_machine(users: int, blocks: int) -> None:
+    """A log of vLLM 0.29 (index:68936788784): all graphs and the counts for penalties are subtracted."""
+    memory = answer(
+        "qwen3.8-27b",
+        "rtx-pro-6000",
+        "vllm==0.29",
+        max_num_seqs=users,
+        max_model_len=8192,
+        gpu_memory_utilization=0.9 * 94.97 * 2**30 / find_hardware("rtx-pro-6000").capacity_bytes,
+    ).result
+    assert memory.blocks == blocks
+    assert memory.starts is (users < blocks)
 
 
 def test_dspark_runs_on_the_second_runner() -> None:

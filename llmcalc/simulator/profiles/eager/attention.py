@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies RoPE to the first dimensions of x's last axis. The axis before it has the rows."""
+        """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
         aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
         if rotates_every_dimension is None:
@@ -141,12 +141,12 @@ class AttentionKernels(Lowering):
                     [
                         *(
                             aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens - 1), 1)
-                            for new_tensor in cached
+                            for new_tensor in cached_tensors
                         ),
                         new_row,
                     ]
                 )
-                for cached, new_row in zip(rows, new_rows, strict=True)
+                for cached_tensors, new_row in zip(rows, new_rows, strict=True)
             )
             self.store[cache_key] = tuple(
                 aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens), 1) for new_tensor in all_rows
@@ -230,12 +230,12 @@ class AttentionKernels(Lowering):
         output = self.run_attention_core(core, q, k, v, bias)
         self.store_tensor(operation.outs[0], self.t.transpose(output, 1, 2))
 
-    def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+    def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         if self.recompute.core:
-            return self.run_checkpointed(lambda xs: core(*xs), present_tensors)
-        return core(*present_tensors)
+            return self.run_checkpointed(lambda xs: compute_core(*xs), present_tensors)
+        return compute_core(*present_tensors)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
@@ -251,16 +251,16 @@ class AttentionKernels(Lowering):
         mask_key = ("mask", queries, keys, causal, window, chunk)
         return self.computed_once(mask_key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
 
-    def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
+    def mask_of_scores(self, operation: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask for unfused attention scores, computed by the first layer.
 
         The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
         compute from that of visible keys. A part that selects keys reads the mask of visible keys in any case.
         """
-        causal = step.options["causal"]
+        causal = operation.options["causal"]
         if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
-            return self.mask(step, queries, keys)
-        window, chunk = step.options.get("window"), step.options.get("chunk")
+            return self.mask(operation, queries, keys)
+        window, chunk = operation.options.get("window"), operation.options.get("chunk")
         mask_key = ("added mask", queries, keys, window, chunk)
         if mask_key not in self.memo:
             visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
@@ -270,15 +270,15 @@ class AttentionKernels(Lowering):
         return mask
 
     def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
-        t = self.t
-        q, k = t.unsqueeze(self.token_positions(queries), 1), t.unsqueeze(self.token_positions(keys), 0)
+        aten = self.t
+        q, k = aten.unsqueeze(self.token_positions(queries), 1), aten.unsqueeze(self.token_positions(keys), 0)
         if not causal:
-            return t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
-        is_visible = t.compare(k, q)
+            return aten.compare(aten.compare(aten.like(q, k)), aten.compare(aten.like(k, q)))
+        is_visible = aten.compare(k, q)
         if window is not None:
-            is_visible = t.compare(is_visible, t.compare(k, t.like(q)))
+            is_visible = aten.compare(is_visible, aten.compare(k, aten.like(q)))
         if chunk is not None:
-            is_visible = t.compare(is_visible, t.compare(t.like(k), t.like(q)))
+            is_visible = aten.compare(is_visible, aten.compare(aten.like(k), aten.like(q)))
         return is_visible
 
     def core(

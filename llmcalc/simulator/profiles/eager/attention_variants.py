@@ -66,12 +66,15 @@ class AttentionVariantKernels(AttentionKernels):
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
-        mask, count = self.mask(operation, *scores.shape[1:]), minimum(scores.shape[-1], operation.options["top_k"])
+        mask, selected_count = (
+            self.mask(operation, *scores.shape[1:]),
+            minimum(scores.shape[-1], operation.options["top_k"]),
+        )
         scores = aten.masked_fill(scores, aten.like(mask))
         if self.choices.like_classes:
-            self.memo["selected"] = aten.to(aten.topk(scores, count)[1], INT32)
+            self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
         else:
-            self.memo["selected"] = aten.slice(aten.sort(scores)[1], count)
+            self.memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
@@ -94,9 +97,9 @@ class AttentionVariantKernels(AttentionKernels):
             del self.memo["selected"]  # a class keeps it in its layer
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
-                count = selected_indices.shape[-1]
-                selected_rows = [aten.new_tensor((k.shape[0], count, *k.shape[2:]), k.dtype) for k in keys]
-                self.bind(operation.outs[0], aten.new_tensor((1, count), BOOL))
+                selected_count = selected_indices.shape[-1]
+                selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
+                self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
                 self._bind_selected(operation, selected_rows)
                 return
             index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
@@ -230,8 +233,8 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
-        strength, q, k = map(self.tensor_of, operation.ins)
-        key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
+        strengths, q, k = map(self.tensor_of, operation.ins)
+        key_strength = aten.unsqueeze(aten.transpose(strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
             aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)

@@ -211,16 +211,16 @@ class BasicKernels(Lowering):
         if activation_name == "quick_gelu":
             return self.t.mul(x, self.t.function("sigmoid", self.t.scale(x)))
         if activation_name == "situ":
-            bounded = self.t.scale(self.t.function("tanh", self.t.scale(x)))
-            return self.t.mul(bounded, self.t.function("sigmoid", x))
+            scaled_tanh = self.t.scale(self.t.function("tanh", self.t.scale(x)))
+            return self.t.mul(scaled_tanh, self.t.function("sigmoid", x))
         if activation_name in ("clamped", "clamped_plus_one"):
-            limited = self.t.clamp(x, both=True)
-            return limited if activation_name == "clamped" else self.t.add_number(limited)
+            clamped_x = self.t.clamp(x, both=True)
+            return clamped_x if activation_name == "clamped" else self.t.add_number(clamped_x)
         if activation_name == "clamped_silu":
             return self.t.function("silu", self.t.clamp(x))
         if activation_name == "clamped_swish":
-            limited = self.t.clamp(x)
-            return self.t.mul(limited, self.t.function("sigmoid", self.t.scale(limited)))
+            clamped_x = self.t.clamp(x)
+            return self.t.mul(clamped_x, self.t.function("sigmoid", self.t.scale(clamped_x)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
@@ -274,9 +274,9 @@ class BasicKernels(Lowering):
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             xs = [self._expand_heads(x, shape) for x in xs]
-        concatenation = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+        joined_tensor = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
         self.store_tensor(
-            operation.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation
+            operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
         )
 
     def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:

@@ -26,8 +26,8 @@ class CapacityKernels(ExpertKernels):
 
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""
-        factor, x = self.choices.capacity, operation.ins[0]
-        if factor is None:
+        capacity_factor, x = self.choices.capacity, operation.ins[0]
+        if capacity_factor is None:
             super().do_dispatch(operation)
             return
         aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
@@ -36,7 +36,9 @@ class CapacityKernels(ExpertKernels):
         zeros = aten.new_tensor((tokens, experts), weights.dtype)
         weights_by_expert = aten.scatter(zeros, chosen_experts, weights)
         del zeros, weights, chosen_experts
-        sent_weights, token_indices = aten.topk(weights_by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        sent_weights, token_indices = aten.topk(
+            weights_by_expert, expert_rows(tokens, top_k, experts, capacity_factor), 0
+        )
         del weights_by_expert
         local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
@@ -55,13 +57,13 @@ class CapacityKernels(ExpertKernels):
             return
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
-        t, experts, rows = self.t, *self.expert_row_index("weight").shape
+        aten, experts, rows = self.t, *self.expert_row_index("weight").shape
         x = self._by_expert(self.tensor_of(operation.ins[0]), experts, rows)
         outputs, inputs = element_count(operation.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
-        y = t.matmul(x, t.transpose(weight, 1, 2))
+        y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
-            y = t.add(y, t.unsqueeze(self.weight(f"{operation.name}.bias", (experts, outputs)), 1))
+            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, outputs)), 1))
         self.bind(operation.outs[0], y)
 
     def _by_expert(self, x: Tensor, experts: int, rows: int) -> Tensor:

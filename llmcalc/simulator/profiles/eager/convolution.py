@@ -25,8 +25,8 @@ class ConvolutionKernels(Lowering):
         x = self.t.transpose(
             self.tensor_of(operation.ins[0]) if filters_of_heads else self.flat_tensor(operation.ins[0]), 1, 2
         )
-        convolved = self.convolve(x, operation, self.run_config.new_rows(output.rows))
-        self.store_tensor(output, self.t.transpose(convolved, 1, 2))
+        convolution_output = self.convolve(x, operation, self.run_config.new_rows(output.rows))
+        self.store_tensor(output, self.t.transpose(convolution_output, 1, 2))
 
     def convolve(self, x: Tensor, operation: Step, length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""

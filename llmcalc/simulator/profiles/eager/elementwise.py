@@ -70,9 +70,9 @@ class ElementwiseKernels(BasicKernels):
         """Computes the sum or mean over one axis."""
         flow_value, output = operation.ins[0], operation.outs[0]
         (summed_axis,) = [i for i, axis in enumerate(flow_value.axes) if axis not in output.axes]
-        reduction = self.t.mean if operation.options["mean"] else self.t.sum
+        reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.tensor_of(flow_value)
-        self.store_tensor(output, reduction(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
+        self.store_tensor(output, reduce_tensor(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -99,9 +99,10 @@ class ElementwiseKernels(BasicKernels):
         if operation.options["kind"] == "xielu":
             self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))
         elif operation.options["kind"] == "log_position":
-            x, *factors = map(self.tensor_of, operation.ins)
+            x, *activation_weights = map(self.tensor_of, operation.ins)
             self.store_tensor(
-                operation.outs[0], self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *factors), 1, 2)
+                operation.outs[0],
+                self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *activation_weights), 1, 2),
             )
         else:
             super().do_act(operation)
@@ -124,5 +125,5 @@ class ElementwiseKernels(BasicKernels):
         logarithms = aten.to(
             aten.function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)), x.dtype
         )
-        factor = aten.add(aten.mul(aten.unsqueeze(scale, 1), logarithms), aten.unsqueeze(bias, 1))
-        return aten.mul(x, aten.unsqueeze(factor, -1))
+        position_scale = aten.add(aten.mul(aten.unsqueeze(scale, 1), logarithms), aten.unsqueeze(bias, 1))
+        return aten.mul(x, aten.unsqueeze(position_scale, -1))

@@ -49,7 +49,7 @@ class EntryKernels(AttentionVariantKernels):
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
         aten, (flow_value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, rate = [self.tensor_of(row) for row in rows], operation.op.rate
+        remaining_rows, tokens_per_entry = [self.tensor_of(remaining_row) for remaining_row in rows], operation.op.rate
         new_entries = None if self.is_from_earlier_pass(flow_value) else self.tensor_of(flow_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
@@ -63,7 +63,7 @@ class EntryKernels(AttentionVariantKernels):
             )
         else:
             entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
-        self.keep(operation.name, entries, *(aten.slice(x, x.shape[1] % rate, 1) for x in remaining_rows))
+        self.keep(operation.name, entries, *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows))
         self.values.pop(id(flow_value), None)
         self.bind(operation.outs[0], entries)
 
@@ -85,9 +85,9 @@ class EntryKernels(AttentionVariantKernels):
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         blocks, block_size, block_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
-            offsets = aten.new_tensor((block_size,), INT64)
+            block_offsets = aten.new_tensor((block_size,), INT64)
             own_block_count = block_count - (block_count - 1) // block_size * block_size
-            in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), offsets)
+            in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), block_offsets)
             in_blocks = aten.flatten(in_blocks, 1)
             candidate_slices = [
                 aten.slice(in_blocks, own_block_count),
@@ -97,9 +97,9 @@ class EntryKernels(AttentionVariantKernels):
             del in_blocks, candidate_slices
             positions = aten.sort(positions)[0]
             index = aten.unsqueeze(positions, -1)
-            gathered = aten.gather(keys, aten.expand(index, (*index.shape[:-1], keys.shape[-1])))
+            gathered_entries = aten.gather(keys, aten.expand(index, (*index.shape[:-1], keys.shape[-1])))
             self.frames[-1].local_tensors["positions"] = positions
-            self.bind(operation.outs[0], gathered)
+            self.bind(operation.outs[0], gathered_entries)
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         blocks_of_all = -(-block_count // block_size)
@@ -108,17 +108,17 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], keys)
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
-    def _find_blocks(self, masked_scores: Tensor, count: Number, size: Number) -> None:
+    def _find_blocks(self, masked_scores: Tensor, block_count: Number, size: Number) -> None:
         """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""
         aten, (batch, tokens, entries) = self.t, masked_scores.shape
         blocks_of_all = -(-entries // size)
-        padded = aten.pad(masked_scores, blocks_of_all * size)
+        padded_scores = aten.pad(masked_scores, blocks_of_all * size)
         block_maxima = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
-        del padded
+        del padded_scores
         blocks_of_tokens = aten.like(self.token_positions(tokens))
         block_maxima = aten.scatter(block_maxima, blocks_of_tokens)
         ranked_blocks = aten.sort(block_maxima)[1]
-        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, count))
+        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
@@ -159,10 +159,10 @@ class EntryKernels(AttentionVariantKernels):
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
-        x, (groups, lora) = self.flat_tensor(operation.ins[0], operation), (axis.size for axis in output.axes)
+        x, (groups, rank_per_group) = self.flat_tensor(operation.ins[0], operation), (axis.size for axis in output.axes)
         self.frames[-1].local_tensors["out"] = x
         group_width = exact_div(x.shape[-1], groups)
         rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
-        weight = self.weight(f"{operation.name}.weight", (groups, lora, group_width))
+        weight = self.weight(f"{operation.name}.weight", (groups, rank_per_group, group_width))
         products = aten.transpose(aten.matmul(rows, aten.transpose(weight, 1, 2)), 0, 1)
         self.store_tensor(output, aten.unflatten(products, 0, x.shape[:2]))

@@ -120,8 +120,8 @@ class ExpertKernels(Lowering):
     def do_dispatch(self, operation: Step) -> None:
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
-            order = self.expert_row_index("order")
-            self.store_tensor(output, self.t.index_select(self.by_row(self.tensor_of(x), len(x.axes)), order))
+            sorted_order = self.expert_row_index("order")
+            self.store_tensor(output, self.t.index_select(self.by_row(self.tensor_of(x), len(x.axes)), sorted_order))
             return
         local_tensors = self.frames[-1].local_tensors
         local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
@@ -264,11 +264,11 @@ class ExpertKernels(Lowering):
         ]
         return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [step]
 
-    def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
+    def ends_of_groups(self, experts: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
         aten, local_tensors = self.t, self.frames[-1].local_tensors
         if "ends" not in local_tensors:
-            if identities:
+            if has_identities:
                 local_tensors["identity"] = aten.compare(self.expert_row_index("expert"))
                 local_tensors["expert"] = aten.like(self.expert_row_index("expert"))
             counts = aten.histogram(self.expert_row_index("expert"), experts)
@@ -278,8 +278,8 @@ class ExpertKernels(Lowering):
 
     def core_IdentityExperts(self, operation: Step) -> None:
         rows, y = (self.by_row(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
-        identity = self.frames[-1].local_tensors["identity"]
-        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
+        identity_rows = self.frames[-1].local_tensors["identity"]
+        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), rows, y))
 
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""

@@ -26,25 +26,25 @@ class FakeQuantizationKernels(BasicKernels):
         Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
         (torchtune/training/quantization.py, `swap_lora_linear_with_qat`; modules/peft/lora.py, `QATLoRALinear`).
         """
-        scheme = self.choices.fake_quantization
-        if scheme is None or (self.adapters is not None and not has_adapter):
+        qat_scheme = self.choices.fake_quantization
+        if qat_scheme is None or (self.adapters is not None and not has_adapter):
             return x, weight
-        if scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
+        if qat_scheme.skips_tied and isinstance(operation.op, Linear) and operation.op.tied:
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)
         rows, columns = weight.shape
-        if columns % scheme.group_size:
+        if columns % qat_scheme.group_size:
             return x, weight
-        group_size, path = scheme.group_size, (*self.module_path(), operation.name)
+        group_size, path = qat_scheme.group_size, (*self.module_path(), operation.name)
         x = self._round_by_groups(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
         grouped_shape = (rows, columns) if group_size == columns else (rows, columns // group_size, group_size)
         return x, self._round_by_groups(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
 
-    def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer: Path, is_symmetric: bool) -> Tensor:
+    def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
         """Returns x rounded in groups along the last axis of a shape. The quantizer's module keeps scales."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
-        self.scales_of_quantizers[quantizer] = scales
+        self.scales_of_quantizers[quantizer_path] = scales
         scale, zero_point = (self.t.unsqueeze(tensor, -1) for tensor in scales)
         codes = self._quantized_codes(x, grouped_shape, scale, zero_point)
         return self._decode_codes(codes, grouped_shape, scale, zero_point, x)
@@ -53,17 +53,20 @@ class FakeQuantizationKernels(BasicKernels):
         """Returns scale and zero point of each group in float32 (`_choose_qparams_affine`)."""
         aten = self.t
         with self.graph.no_grad():
-            smallest, largest = aten.new_tensor(shape, x.dtype), aten.new_tensor(shape, x.dtype)
-            lower, upper = aten.like(smallest, aten.like(smallest)), aten.like(largest, aten.like(largest))
+            smallest_values, largest_values = aten.new_tensor(shape, x.dtype), aten.new_tensor(shape, x.dtype)
+            lower_bound, upper_bound = (
+                aten.like(smallest_values, aten.like(smallest_values)),
+                aten.like(largest_values, aten.like(largest_values)),
+            )
             if is_symmetric:
-                upper = aten.like(aten.like(lower), upper)
-                scale = aten.like(upper)
+                upper_bound = aten.like(aten.like(lower_bound), upper_bound)
+                scale = aten.like(upper_bound)
                 zero_point = aten.like(scale)
                 scale = aten.like(scale)
             else:
-                scale = aten.like(aten.like(upper, lower))
+                scale = aten.like(aten.like(upper_bound, lower_bound))
                 scale = aten.like(scale)
-                zero_point = aten.like(aten.like(aten.like(lower, scale)))
+                zero_point = aten.like(aten.like(aten.like(lower_bound, scale)))
                 zero_point = aten.like(zero_point)
             return aten.to(scale, FLOAT32), aten.to(zero_point, FLOAT32)
 

@@ -77,8 +77,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         is_unfused = spec.float32_product and spec.weight
         layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
-        eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
-        if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
+        is_unfused_norm = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
+        if is_unfused_norm or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module_path)
         if layer_norm and spec.float32_product and x.dtype is not FLOAT32:
             copy_spec = spec.model_copy(update={"float32_product": False})
@@ -86,26 +86,26 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
-        inputs = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
-        shapes = [(present.shape, present.dtype) for present in inputs]
+        inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
+        shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
         def dense(tensor: Tensor) -> Tensor | None:
             is_copied = self.choices.on_gpu and not tensor.is_contiguous
             return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if is_copied else None
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
-            copies = dense(output_gradient), dense(x)
+            input_copies = dense(output_gradient), dense(x)
             input_gradients = [
                 autograd_graph.new_tensor(*input_gradients) if needs_grad else None
                 for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
-            del copies
+            del input_copies
             return input_gradients
 
-        copy = dense(x)
+        input_copy = dense(x)
         output = autograd_graph.new_tensor(x.shape, x.dtype)
         statistics = [autograd_graph.new_tensor(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
-        del copy
+        del input_copy
         normed = record(
             autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
         )
@@ -135,7 +135,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return
         gate, up_projection = map(self.tensor_of, operation.ins)
         output = self.t.like(gate, up_projection)
-        shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
+        shapes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
             if in_place:
@@ -263,20 +263,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             label_logits = aten.gather(logits, labels)
             log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
             return aten.squeeze(aten.sub(label_logits, aten.unsqueeze(log_sums, 2)))
-        logits_by_sequence: list[Tensor] = []
+        label_log_probs: list[Tensor] = []
         for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
             log_probs = aten.log_softmax(rows)
-            logits_by_sequence.append(aten.gather(log_probs, row_labels))
+            label_log_probs.append(aten.gather(log_probs, row_labels))
         del rows, log_probs, row_labels
-        return aten.squeeze(aten.stack(logits_by_sequence))
+        return aten.squeeze(aten.stack(label_log_probs))
 
     def _entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
         aten = self.t
         rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
         entropies: list[Tensor] = []
-        for start in range(0, rows.shape[0], ENTROPY_ROWS):
-            log_probs = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - start), 0))
+        for first_row in range(0, rows.shape[0], ENTROPY_ROWS):
+            log_probs = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - first_row), 0))
             probabilities = aten.scale(log_probs, "exp")
             product = aten.mul(probabilities, log_probs)
             del probabilities
@@ -294,8 +294,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         in_place: whether the backward pass writes the gradient over the logits; false by default.
         """
-        aten, graph = self.t, self.graph
-        losses, log_sums, squares = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
+        aten, autograd_graph = self.t, self.graph
+        losses, log_sums, squared_log_sums = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
 
         def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
             gradient_of_squares = aten.new_tensor(
@@ -305,8 +305,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del gradient_of_squares
             return (gradient,)
 
-        losses = record(graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
-        del squares
+        losses = record(autograd_graph, "cross_entropy", (logits,), losses, backward, logits, log_sums, labels)
+        del squared_log_sums
         return aten.mean(losses, keepdim=False)
 
     @compared(FLASH_LOSS, cross_entropy="flash-in-place")
@@ -327,7 +327,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten, (batch, tokens) = self.t, x.shape[:2]
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
-        chunk_sizes = [min(chunk_tokens, tokens - start) for start in range(0, tokens, chunk_tokens)]
+        chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
         chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
@@ -370,8 +370,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
         with autograd_graph.no_grad():
             logits = aten.new_tensor((min(chunk_tokens, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
-            for start in range(0, tokens, chunk_tokens):
-                chunk_input = aten.slice(x, min(chunk_tokens, tokens - start), 0)
+            for first_row in range(0, tokens, chunk_tokens):
+                chunk_input = aten.slice(x, min(chunk_tokens, tokens - first_row), 0)
                 if not writes_in_place:
                     logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
                     if bias is not None:

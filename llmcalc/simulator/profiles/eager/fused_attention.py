@@ -60,11 +60,11 @@ class FusedAttention(AttentionKernels):
         if self.choices.attention == "eager":
             super().attention_AttentionCore(operation)
             return
-        flash = self.choices.attention == "flash"
+        uses_flash = self.choices.attention == "flash"
         has_mask = self.choices.attention == "sdpa" and takes_as_mask(operation)
         changes_scores = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
-        if not (flash and not self.trained) and (changes_scores or (sinks is not None and not flash)):
+        if not (uses_flash and not self.trained) and (changes_scores or (sinks is not None and not uses_flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no such selection; "
                 "expected eager",
@@ -177,7 +177,11 @@ class FusedAttention(AttentionKernels):
                     operation.name,
                 )
             return self.run_attention_core(
-                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias), q, k, v, bias
+                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias),
+                q,
+                k,
+                v,
+                bias,
             )
         mask = selection
         if is_masked and mask is None:
@@ -206,7 +210,13 @@ class FusedAttention(AttentionKernels):
         return aten.contiguous(bias)
 
     def sdpa_kernel(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool, trained_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        is_efficient: bool,
+        trained_mask: Tensor | None = None,
     ) -> Tensor:
         """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
 
@@ -221,35 +231,35 @@ class FusedAttention(AttentionKernels):
         """
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
-        name = "efficient_attention" if efficient else "cudnn_attention"
-        bias = [] if mask is None else [self._additive_mask(mask, q, efficient)]
-        trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, efficient)]
+        name = "efficient_attention" if is_efficient else "cudnn_attention"
+        bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
+        trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
-        output = self._by_token(name, output_shape, q.dtype) if efficient else self._as_queries(name, q, v)
-        padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
+        output = self._by_token(name, output_shape, q.dtype) if is_efficient else self._as_queries(name, q, v)
+        padded_queries = ceil_div(queries, 32) * 32 if is_efficient else queries
         needs_gradient = recorded(autograd_graph, (q, k, v))
-        rows = (batch, heads, (padded_queries if needs_gradient else 0)) if efficient else (batch, heads, queries, 1)
+        rows = (batch, heads, (padded_queries if needs_gradient else 0)) if is_efficient else (batch, heads, queries, 1)
         sums = autograd_graph.operation_result(name, rows, FLOAT32)
-        seed_count = 0 if allocates_workspace and efficient else 2
+        seed_count = 0 if allocates_workspace and is_efficient else 2
         seeds = [autograd_graph.operation_result(name, (), INT64) for _ in range(seed_count)]
-        if allocates_workspace and not efficient:
+        if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            if efficient:
+            if is_efficient:
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
                 outputs = [
                     autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes
                 ]
             outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
-            if allocates_workspace and efficient:
-                delta = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
+            if allocates_workspace and is_efficient:
+                row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
                 float_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
-                del delta, float_gradient
+                del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
                 autograd_graph.new_tensor((workspace,), UINT8)
             return outputs

@@ -27,10 +27,10 @@ class LocalKernels(PositionKernels):
         assert isinstance(operation.op, BlockSums)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
-        membership = aten.to(
+        block_membership = aten.to(
             aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
         )
-        self.store_tensor(operation.outs[0], aten.matmul(membership, x))
+        self.store_tensor(operation.outs[0], aten.matmul(block_membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
@@ -95,10 +95,10 @@ class LocalKernels(PositionKernels):
         )
 
     def _local_mask(
-        self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
+        self, tokens: Any, local_radius: Any, block_size: Any, bias_tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
-        aten, block = self.t, radius + 1
+        aten, block = self.t, local_radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
         keys = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block,), INT64)
@@ -109,14 +109,16 @@ class LocalKernels(PositionKernels):
         neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(keys, 0)), 1))
         del is_in_radius
         mask, bias = aten.unsqueeze(neighbour_mask, 1), None
-        if tables:
-            bias = aten.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
+        if bias_tables:
+            bias = aten.unsqueeze(
+                self.bias_by_distance(bias_tables[0], block_positions, window_positions, causal=False), 0
+            )
         if block_size is None:
             return mask, bias
         block_of_token, block_indices = self._block_sum_indices(tokens, block_size)
         mask = aten.cat([mask, aten.new_tensor((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
-            bias_of_sums = self.bias_by_distance(tables[1], block_of_token, block_indices, causal=False)
+            bias_of_sums = self.bias_by_distance(bias_tables[1], block_of_token, block_indices, causal=False)
             sum_mask = aten.unsqueeze(aten.permute(bias_of_sums, (1, 0, 2)), 0)
             del bias_of_sums
             sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)

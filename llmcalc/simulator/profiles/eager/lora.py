@@ -89,8 +89,8 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         path = self.module_path()
         codes, *_ = [
-            self.parameter((*path, f"{parameter_name}.weight{suffix}"), (elements,), dtype, trained=False)
-            for suffix, (elements, dtype) in self.adapters.stored_tensors(rows, columns).items()
+            self.parameter((*path, f"{parameter_name}.weight{tensor_suffix}"), (element_count,), dtype, trained=False)
+            for tensor_suffix, (element_count, dtype) in self.adapters.stored_tensors(rows, columns).items()
         ]
         return codes
 
@@ -109,17 +109,17 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, use: OpUse) -> list[Tensor]:
+    def unread_parameters(self, name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
-        adapters, tensors = self.adapters, super().unread_parameters(name, use)
+        adapters, tensors = self.adapters, super().unread_parameters(name, parameter_use)
         if (
             adapters is None
             or adapters.library != "peft"
-            or not isinstance(use.op, Linear)
+            or not isinstance(parameter_use.op, Linear)
             or name not in adapters.targets
         ):
             return tensors
-        shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
+        shapes = (adapters.rank, parameter_use.op.n_in), (parameter_use.op.n_out, adapters.rank)
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
@@ -195,7 +195,7 @@ class LoraKernels(FakeQuantizationKernels):
         widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
-        biases = [
+        bias_tensors = [
             self.t.operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
             for operation in operations
             if operation.options["bias"]
@@ -211,14 +211,14 @@ class LoraKernels(FakeQuantizationKernels):
             input_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if needs_input_grad[0] else None
             bias_gradients = [
                 autograd_graph.sum_to_shape((width,), self.t.slice(output_gradient, width))
-                for width in widths[: len(biases)]
+                for width in widths[: len(bias_tensors)]
             ]
             return input_gradient, *weight_gradients, *bias_gradients
 
         product = record(
             autograd_graph,
             "mm",
-            (x, *weights, *biases),
+            (x, *weights, *bias_tensors),
             lambda: autograd_graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
             backward,
             *([x] if any(weight.needs_grad for weight in weights) else []),
@@ -389,10 +389,10 @@ class LoraKernels(FakeQuantizationKernels):
         is_outlier = aten.new_tensor((rows, columns), BOOL)
         del magnitudes
         del is_outlier, float16_input
-        sums = aten.new_tensor((rows, width), INT32)
-        decoded = aten.new_tensor((rows, width), FLOAT16)
-        output = decoded if dtype is FLOAT16 else aten.new_tensor((rows, width), dtype)
-        del sums, decoded, codes, row_scales
+        int32_products = aten.new_tensor((rows, width), INT32)
+        decoded_product = aten.new_tensor((rows, width), FLOAT16)
+        output = decoded_product if dtype is FLOAT16 else aten.new_tensor((rows, width), dtype)
+        del int32_products, decoded_product, codes, row_scales
         product = record(
             autograd_graph, "matmul_8bit", (x,), aten.reshape(output, (*input_shape[:-1], width)), backward, weight
         )

@@ -65,8 +65,8 @@ class PositionKernels(AttentionVariantKernels):
         log_buckets = aten.like(
             aten.like(aten.like(aten.like(aten.like(aten.like(distance), dtype=FLOAT32))), dtype=INT64)
         )
-        bucket = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
-        return aten.permute(aten.embedding(table, bucket), (2, 0, 1))
+        bucket_indices = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
+        return aten.permute(aten.embedding(table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class PositionKernels(AttentionVariantKernels):
             index = self._bin_distances(queries, keys) if options["binned"] else self._relative_positions(queries, keys)
         if options["stored"]:
             self.memo[table_key] = index
-        for changes in (options["shifted"], options["clamped"]):
-            index = aten.like(index) if changes else index
+        for changes_index in (options["shifted"], options["clamped"]):
+            index = aten.like(index) if changes_index else index
         self.bind(operation.outs[0], index)
 
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:

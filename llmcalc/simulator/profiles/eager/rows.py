@@ -17,11 +17,11 @@ class RowKernels(Lowering):
         aten = self.t
         output = operation.outs[0]
         padding_rows = operation.options["more"]
-        state = operation.options["state"]
+        cached_state = operation.options["state"]
         x = aten.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
-        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(state)
+        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(cached_state)
         padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
-        self.keep(state, aten.slice(padded_input, padding_rows))
+        self.keep(cached_state, aten.slice(padded_input, padding_rows))
         self.store_tensor(output, aten.transpose(padded_input, 1, 2))
 
     def do_zeros(self, operation: Step) -> None:

@@ -185,8 +185,8 @@ class StepKernels(ScanKernels):
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
         widths = [operations[operation_name].outs[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, widths)
-        group = exact_div(op.heads * op.key_dim, widths[0])
-        q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
+        heads_per_group = exact_div(op.heads * op.key_dim, widths[0])
+        q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
         decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
         raw_decay = aten.to(self.project(operations["a_proj"], x), FLOAT32)
         raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
@@ -324,12 +324,12 @@ class StepKernels(ScanKernels):
     ) -> tuple[Tensor, list[Tensor]]:
         """Updates mLSTM's matrix memory, as Core._run_token does."""
         aten = self.t
-        memory, norm, largest_exponent = states
+        matrix_memory, norm, largest_exponent = states
         next_exponent = aten.like(aten.add(log_f, largest_exponent), i)
         decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
         write_weight = aten.exp(aten.sub(i, next_exponent))
-        decayed_memory = aten.mul(aten.unsqueeze(decay, -1), memory)
-        memory = aten.add(
+        decayed_memory = aten.mul(aten.unsqueeze(decay, -1), matrix_memory)
+        matrix_memory = aten.add(
             decayed_memory, aten.mul(aten.unsqueeze(write_weight, -1), aten.matmul(aten.transpose(k, -1, -2), v))
         )
         del decayed_memory
@@ -337,10 +337,10 @@ class StepKernels(ScanKernels):
         norm = aten.add(decayed_memory, aten.mul(write_weight, aten.select(k, 2)))
         del decayed_memory
         denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
-        numerator = aten.matmul(q, memory)
+        numerator = aten.matmul(q, matrix_memory)
         denominator_bound = aten.like(aten.function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg")))
         denominator_bound = aten.add_number(denominator_bound)
-        return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
+        return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
     def next_wkv(self, operation: Step) -> None:
         self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
@@ -354,28 +354,38 @@ class StepKernels(ScanKernels):
         assert cached_states is not None
         _zero, (numerator, denominator, largest_exponent) = aten.like(aten.select(key, 1)), cached_states
         k, v = aten.select(key, 1), aten.select(value, 1)
-        peak = aten.like(largest_exponent, aten.add(k, time_first))
-        past = aten.exp(aten.sub(largest_exponent, peak))
-        current_weight = aten.exp(aten.sub(aten.add(k, time_first), peak))
+        new_exponent = aten.like(largest_exponent, aten.add(k, time_first))
+        past_weight = aten.exp(aten.sub(largest_exponent, new_exponent))
+        current_weight = aten.exp(aten.sub(aten.add(k, time_first), new_exponent))
         output = [
             aten.div(
-                self._weighted_sum(past, numerator, current_weight, v),
-                aten.add(aten.mul(past, denominator), current_weight),
+                self._weighted_sum(past_weight, numerator, current_weight, v),
+                aten.add(aten.mul(past_weight, denominator), current_weight),
             )
         ]
-        peak = aten.like(aten.add(largest_exponent, decay), k)
-        past_next = aten.exp(aten.sub(aten.add(largest_exponent, decay), peak))
-        key_weight = aten.exp(aten.sub(k, peak))
-        past, current_weight = past_next, key_weight
+        new_exponent = aten.like(aten.add(largest_exponent, decay), k)
+        past_next = aten.exp(aten.sub(aten.add(largest_exponent, decay), new_exponent))
+        key_weight = aten.exp(aten.sub(k, new_exponent))
+        past_weight, current_weight = past_next, key_weight
         del past_next, key_weight
-        numerator = self._weighted_sum(past, numerator, current_weight, v)
-        denominator = aten.add(aten.mul(past, denominator), current_weight)
-        largest_exponent = peak
+        numerator = self._weighted_sum(past_weight, numerator, current_weight, v)
+        denominator = aten.add(aten.mul(past_weight, denominator), current_weight)
+        largest_exponent = new_exponent
         self.keep("recurrent_state", numerator, denominator, largest_exponent)
-        average = aten.stack(output, 1)
-        del output, past, current_weight, numerator, denominator, largest_exponent, peak, time_first, decay
+        weighted_average = aten.stack(output, 1)
+        del (
+            output,
+            past_weight,
+            current_weight,
+            numerator,
+            denominator,
+            largest_exponent,
+            new_exponent,
+            time_first,
+            decay,
+        )
         del k, v, key, value, _zero, cached_states
-        return aten.to(average, dtype)
+        return aten.to(weighted_average, dtype)
 
     def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
         """Computes past_weight · past_sum + current_weight · value."""
@@ -391,8 +401,8 @@ class StepKernels(ScanKernels):
         u = aten.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
         recurrent_gate = aten.scale(recurrent_gate)
-        param = self.weight("recurrent_param", (u.shape[-1],))
-        log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(param, FLOAT32)))
+        recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
+        log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
         decay = aten.like(log_a)

@@ -52,12 +52,12 @@ class StreamKernels(Lowering):
 
     def core_StreamOffsets(self, operation: Step) -> None:
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
-        aten, sizes = self.t, [output.width for output in operation.outs]
-        weight_parts = aten.split(self.tensor_of(operation.ins[0]), sizes)
-        base_weight = self.weight(f"{operation.name}.base", (sum(sizes),))
-        scale = self.weight(f"{operation.name}.scale", (len(sizes),))
+        aten, part_sizes = self.t, [output.width for output in operation.outs]
+        weight_parts = aten.split(self.tensor_of(operation.ins[0]), part_sizes)
+        base_weight = self.weight(f"{operation.name}.base", (sum(part_sizes),))
+        scale = self.weight(f"{operation.name}.scale", (len(part_sizes),))
         for output, weight_logits, scale_element, offset in zip(
-            operation.outs, weight_parts, aten.unbind(scale), aten.split(base_weight, sizes), strict=True
+            operation.outs, weight_parts, aten.unbind(scale), aten.split(base_weight, part_sizes), strict=True
         ):
             self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), offset))
 

@@ -36,18 +36,18 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def _lightning_heads(self, operations: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {
-            operation_letter: self.project(operations[f"{operation_letter}_proj"], x) for operation_letter in "qkv"
-        }
-        turns = dict(zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False))
+        projections = {letter: self.project(operations[f"{letter}_proj"], x) for letter in "qkv"}
+        rope_operations = dict(
+            zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False)
+        )
         heads = []
-        for operation_letter, projected in projections.items():
+        for letter, projected in projections.items():
             y = self.by_head(projected, head_dim)
-            if f"{operation_letter}_norm" in operations:
-                y = self._normalize_with(operations[f"{operation_letter}_norm"], y)
+            if f"{letter}_norm" in operations:
+                y = self._normalize_with(operations[f"{letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
-            if operation_letter in turns:
-                y = self.rotate(y, turns[operation_letter])
+            if letter in rope_operations:
+                y = self.rotate(y, rope_operations[letter])
             heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 

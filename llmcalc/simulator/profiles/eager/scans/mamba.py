@@ -88,9 +88,9 @@ class MambaKernels(ScanModules):
         An activation that the kernels do not have runs after them.
         """
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
-        project = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        projected = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
-        u, gate = mamba_ssm.split_halves(aten, project)
+        u, gate = mamba_ssm.split_halves(aten, projected)
         u = aten.transpose(self.convolve_with_cached(operations, u, activation_name), 1, 2)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
@@ -125,8 +125,8 @@ class MambaKernels(ScanModules):
         heads = operations["x_proj"].options["experts"].size
         (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
-        project = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
-        u, gate = aten.split(aten.unflatten(project, 1, (op.inner, 2)), [1, 1], 2)
+        projected = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        u, gate = aten.split(aten.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, size, tokens)), 0, 1)
         u = self.convolve_with_cached(operations, u, activation_name)

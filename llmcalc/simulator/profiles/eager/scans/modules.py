@@ -54,12 +54,15 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
         self._check_number_formats()
-        steps = Steps(module_scope)
-        for operation in steps.all:
+        operations_by_name = Steps(module_scope)
+        for operation in operations_by_name.all:
             if operation.verb == "keep":
                 raise self.not_modelled(operation, "a recurrence whose output higher layers read")
-        self.store_tensor(steps.all[-1].outs[0], compute_module(steps, self.flat_tensor(module_scope.argument)))
-        for operation in steps.all:
+        self.store_tensor(
+            operations_by_name.all[-1].outs[0],
+            compute_module(operations_by_name, self.flat_tensor(module_scope.argument)),
+        )
+        for operation in operations_by_name.all:
             if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):

@@ -45,7 +45,7 @@ class RgLruKernels(ScanModules):
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
         size = exact_div(width, blocks)
-        reset = aten.new_tensor((1, tokens, 1), BOOL)
+        reset_mask = aten.new_tensor((1, tokens, 1), BOOL)
         input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, blocks, size)), 0, 1)
 
         def sigmoid_gate(name: str) -> tuple[Tensor, Tensor]:
@@ -57,15 +57,15 @@ class RgLruKernels(ScanModules):
 
         _res, input_gate = sigmoid_gate("input_gate")
         _res, recurrent_gate = sigmoid_gate("recurrent_gate")
-        param = self.weight("recurrent_param", (width,))
-        log_gate = aten.mul(aten.scale(recurrent_gate), aten.function("softplus", param))
+        recurrent_param = self.weight("recurrent_param", (width,))
+        log_gate = aten.mul(aten.scale(recurrent_gate), aten.function("softplus", recurrent_param))
         recurrent_gate = aten.exp(log_gate)
-        square = aten.exp(aten.scale(log_gate))
+        squared_gate = aten.exp(aten.scale(log_gate))
         gated_inputs = aten.mul(u, input_gate)
-        multiplier = self._bounded_sqrt(aten.scale(square, "rsub"))
-        multiplier = aten.add(reset, aten.mul(aten.like(reset), multiplier))
-        x = aten.mul(gated_inputs, multiplier)
-        return self._loop_over_tokens(x, recurrent_gate, reset)
+        input_multiplier = self._bounded_sqrt(aten.scale(squared_gate, "rsub"))
+        input_multiplier = aten.add(reset_mask, aten.mul(aten.like(reset_mask), input_multiplier))
+        x = aten.mul(gated_inputs, input_multiplier)
+        return self._loop_over_tokens(x, recurrent_gate, reset_mask)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
         """Computes the square root as `SqrtBoundDerivative` does."""
@@ -77,10 +77,10 @@ class RgLruKernels(ScanModules):
 
         return record(aten.graph, "SqrtBoundDerivative", (x,), aten.like(x), backward, x)
 
-    def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
+    def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset_mask: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
         aten, (batch, tokens, width) = self.t, x.shape
-        gate = aten.mul(gate, aten.like(reset))
+        gate = aten.mul(gate, aten.like(reset_mask))
         state, states = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
         if tokens > ONE_BY_ONE:
             states, state = self._first_tokens(x, gate, states, state, tokens - ONE_BY_ONE)
