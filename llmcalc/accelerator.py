@@ -159,6 +159,22 @@ class Hardware(Record):
                     )
         return self
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether matrix units multiply bfloat16: NVIDIA's since Ampere; of other vendors nothing else is known."""
+        return self.compute_capability is None or float(self.compute_capability) >= 8.0
+
+    @property
+    def runs_fp8_weights(self) -> bool:
+        """Whether servers have kernels for weights and caches in fp8.
+
+        vLLM has them for NVIDIA's GPUs since Ampere (Marlin), and elsewhere where matrix units multiply fp8. A bare
+        memory size has them.
+        """
+        if self.compute_capability is None and self.vendor:
+            return "float8" in self.peak_flops
+        return self.multiplies_bfloat16
+
     def peak(self, dtype: str) -> int:
         """Returns the dense peak FLOP/s in a number format, such as `bfloat16`.
 

@@ -390,10 +390,10 @@ class ExplainQuestion:
 
         assert self.hardware is not None
         hardware, batch = find_hardware(self.hardware), self.batch or 1
-        phase = self.phase or ("prefill" if preset.model.one_pass_model else "decode")
-        if phase == "decode" and preset.model.one_pass_model:
+        phase = self.phase or ("prefill" if preset.model.model_without_tokens else "decode")
+        if phase == "decode" and preset.model.model_without_tokens:
             raise InputError(
-                f"--phase decode: {preset.model.one_pass_model} does not decode; expected prefill or training"
+                f"--phase decode: {preset.model.model_without_tokens} does not decode; expected prefill or training"
             )
         stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
         formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)

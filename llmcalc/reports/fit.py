@@ -75,9 +75,12 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         )
         for option in options
     ]
+    replica_note = "dp: replicas, which share the users" if any(option.users for option in options) else ""
     notes = [
         *warnings,
-        "by total memory; needed and share: of the accelerator that needs most",
+        "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
+        "most",
+        replica_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
         "make it fit",
         *verdict_notes([option.fit for option in options]),
@@ -111,6 +114,7 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
             "hardware": option.fit.hardware.name,
             "devices": option.devices,
             "layout": None if option.layout is None else option.layout.data(),
+            "replica_users": option.users,
             "verdict": option.fit.verdict,
             "device_bytes": option.fit.needed,
         }

@@ -164,7 +164,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
         *([] if first_time is None else [class_text(first_time, stack.title)]),
-        f"=: within {TIE:.0%} of the first row of its tie; ranges move together, so the order is surer than the "
+        f"=: within {TIE * 100:g} % of the first row of its tie; ranges move together, so the order is surer than the "
         "seconds: measure the first three",
     ]
 

@@ -313,9 +313,10 @@ def least_static_bytes(memory: Memory) -> int:
     return int(states.weights + states.master_weights + states.optimizer_bytes)
 
 
-def devices_option(devices: int, layout: Layout | None) -> str:
-    """Writes a number of accelerators and their layout as options of the command line."""
-    return f"--devices {devices} {'' if layout is None else layout.options()}".strip()
+def devices_option(devices: int, layout: Layout | None, users: int | None = None) -> str:
+    """Writes a number of accelerators, their layout and a replica's users as options of the command line."""
+    options = [f"--devices {devices}", "" if layout is None else layout.options()]
+    return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
 def as_options(changes: Mapping[str, Any]) -> str:
@@ -378,31 +379,32 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     return cheap_changes, costly_changes
 
 
-LEAST_CAPABILITIES = {"fp8": 8.0, "awq-int4-g128": 7.5}
-"""Format of weights → NVIDIA's least compute capability with kernels of vLLM (`get_min_capability`; Marlin for fp8)."""
+LEAST_CAPABILITY_OF_AWQ = 7.5
+"""NVIDIA's least compute capability with vLLM's kernels for AWQ (`get_min_capability`)."""
 
 
 def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns (changes that keep the results, narrower formats of cache and weights that the usual stack has)."""
     settings, memory_use = memory.settings, memory.states
     only_llama_cpp = usual_stack(hardware, memory) == LLAMA_CPP_STACK
-    capability = float(hardware.compute_capability or max(LEAST_CAPABILITIES.values()))
     cheap_changes: list[dict[str, Any]] = []
     if memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
     if settings.phase == "prefill" and settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
-    narrows_cache = only_llama_cpp or capability >= LEAST_CAPABILITIES["fp8"]
-    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and narrows_cache:
+    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (only_llama_cpp or hardware.runs_fp8_weights):
         costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
     if settings.dtype is None:
-        schemes = ("q8_0", "q4_k_m") if only_llama_cpp else ("fp8", "q8_0", "q4_k_m", "awq-int4-g128")
-        costly_changes += [
-            {"quantize": scheme}
-            for scheme in schemes
-            if capability >= LEAST_CAPABILITIES.get(scheme, 0.0) and _is_narrower(memory, scheme)
-        ]
+        has_kernels = {
+            "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
+            "q8_0": True,
+            "q4_k_m": True,
+            "awq-int4-g128": not only_llama_cpp
+            and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
+        }
+        schemes = (scheme for scheme, is_run in has_kernels.items() if is_run and _is_narrower(memory, scheme))
+        costly_changes += [{"quantize": scheme} for scheme in schemes]
     return cheap_changes, costly_changes
 
 
@@ -421,11 +423,15 @@ def _is_narrower(memory: Memory, scheme: str) -> bool:
     return bool(narrower_weights <= LARGEST_NARROWER_SHARE * memory.states.weights)
 
 
+LEAST_PART_OF_SEQUENCE = 1 / 8
+"""Sequences are advised to be shorter where this part of their length remains: less is another task."""
+
+
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
     """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})
-    if 0 < seq < workload.seq:
+    if LEAST_PART_OF_SEQUENCE * workload.seq <= seq < workload.seq:
         changes.append({"seq": seq})
     return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import takewhile, tee
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.framework import Framework
 from ..frameworks.inference_rank import inference_rank
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
@@ -38,11 +40,21 @@ RuntimeOf = Callable[[Hardware], Runtime]
 
 @frozen
 class HardwareOption:
-    """A kind and number of accelerators for a run. layout: the parallel layout; None for one. fit: the verdict."""
+    """A kind and number of accelerators for a run.
+
+    layout: the parallel layout; None for one accelerator. fit: the verdict.
+    users: users of each replica, where replicas share those of the run; None (default) for one replica.
+    """
 
     devices: int
     layout: Layout | None
     fit: Fit
+    users: int | None = None
+
+    @property
+    def command_options(self) -> str:
+        """The accelerators and their layout as options of the command line."""
+        return devices_option(self.devices, self.layout, self.users)
 
 
 class _DividedRun(NamedTuple):
@@ -53,6 +65,8 @@ class _DividedRun(NamedTuple):
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     static_bytes: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
+    users: users of each replica, where replicas share those of the run; None (default) for one replica.
+    runs_of_replicas: the runs on as many accelerators in which replicas share the users, most replicas first.
     """
 
     devices: int
@@ -60,6 +74,30 @@ class _DividedRun(NamedTuple):
     memory_on: Callable[[Runtime], DeviceMemory]
     static_bytes: int
     tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
+    users: int | None = None
+    runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
+
+    def fit_on(self, hardware: Hardware, default_runtime: Runtime, runtime: Runtime) -> Fit:
+        """Returns the verdict on an accelerator: with its own runtime, unless the run surely does not fit.
+
+        default_runtime: a runtime with which the memory is known already.
+        """
+        fit = self.memory_on(default_runtime).fit_on(hardware)
+        fits_without_overhead = fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity
+        return self.memory_on(runtime).fit_on(hardware) if fits_without_overhead else fit
+
+    def with_most_replicas(self, fit: Fit, default_runtime: Runtime, runtime: Runtime) -> tuple[_DividedRun, Fit]:
+        """Returns the run with most replicas on as many accelerators that fits as well as this one."""
+        for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
+            if replicas.static_bytes <= fit.hardware.capacity_bytes:
+                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, runtime)
+                if fit_of_replicas.verdict in ("fits", fit.verdict):
+                    return replicas, fit_of_replicas
+        return self, fit
+
+    def option(self, fit: Fit) -> HardwareOption:
+        """Returns the run as an option, with its verdict on a kind of accelerator."""
+        return HardwareOption(self.devices, self.layout, fit, self.users)
 
     def least_bytes(self, runtime: Runtime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
@@ -95,6 +133,7 @@ def hardware_options(
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
+    Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
@@ -105,6 +144,7 @@ def hardware_options(
     if training and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided_runs, options = _divided_runs(memory, request), []
+    needs_bfloat16 = memory.states.dtype == "bfloat16" and memory.states.quantized is None
     for hardware in accelerators:
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
@@ -115,6 +155,7 @@ def hardware_options(
             options,
             key=lambda option: (
                 ("fits", "tight", "no").index(option.fit.verdict),
+                needs_bfloat16 and not option.fit.hardware.multiplies_bfloat16,
                 option.devices * option.fit.capacity,
                 option.devices,
                 option.fit.hardware.name,
@@ -144,12 +185,11 @@ def _hardware_option(
 
     def try_run(index: int, divided_run: _DividedRun) -> HardwareOption | None:
         try:
-            fit = divided_run.memory_on(default_runtime).fit_on(hardware)
+            fit = divided_run.fit_on(hardware, default_runtime, runtime)
         except InputError:  # the framework does not support the layout
             return None
-        if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
-            fit = divided_run.memory_on(runtime).fit_on(hardware)
-        tried_options.append((index, option := HardwareOption(divided_run.devices, divided_run.layout, fit)))
+        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, runtime)
+        tried_options.append((index, option := divided_run.option(fit)))
         return option
 
     for index, divided_run in enumerate(divided_runs):
@@ -202,12 +242,12 @@ def changes_on_several(
             if not runs:
                 continue
             divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
-            options_text = f"{devices_option(divided_run.devices, divided_run.layout)} {as_options(changes)}"
+            options_text = f"{divided_run.option(fit).command_options} {as_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_unchanged and option.devices > 1:
-            yield Change(devices_option(option.devices, option.layout), option.fit)
+            yield Change(option.command_options, option.fit)
 
 
 def _fitting_runs(
@@ -220,7 +260,7 @@ def _fitting_runs(
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield divided_run, fit
+                yield divided_run.with_most_replicas(fit, memory.runtime, runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 
@@ -240,12 +280,31 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRu
                 memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
             )
         else:
-            layouts = (
-                layout
-                for layout in serving_layouts(memory, request_of_number, devices)
-                if layout.dp == (request_of_number.dp or 1)
-            )
-            yield from (_run_over_ranks(Cluster.with_framework(memory, layout, record, version)) for layout in layouts)
+            layouts = list(serving_layouts(memory, request_of_number, devices))
+            runs_of_replicas = cache(partial(_runs_of_replicas, memory, record, version, layouts))
+            for layout in layouts:
+                if layout.dp == (request_of_number.dp or 1):
+                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, record, version))
+                    # replicas have the stated users each where the user states the number of devices or of replicas
+                    shares_users = request.devices is None and request.dp is None
+                    yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run
+
+
+def _runs_of_replicas(
+    memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
+) -> tuple[_DividedRun, ...]:
+    """Returns the runs of replicas that share the users, most replicas first, each number in its fewest stages.
+
+    layouts: layouts of as many devices, the fewest stages of each number of replicas first.
+    """
+    layout_of_replicas = {layout.dp: layout for layout in reversed(layouts) if layout.dp > 1}
+    runs = []
+    for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
+        users = -(-memory.states.workload.batch // dp)
+        if dp <= memory.states.workload.batch:
+            cluster = Cluster.with_framework(memory.with_(batch=users), layout, record, version)
+            runs.append(_run_over_ranks(cluster)._replace(users=users))
+    return tuple(runs)
 
 
 def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_DividedRun]:

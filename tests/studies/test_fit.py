@@ -114,6 +114,9 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
         ("h100", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
         ("t4", "", ["q8_0", "q4_k_m", "awq-int4-g128"]),
         ("v100-32gb", "", ["q8_0", "q4_k_m"]),
+        ("rx-7900-xtx", "", ["q8_0", "q4_k_m", "awq-int4-g128"]),  # RDNA 3 multiplies no fp8, RDNA 4 does
+        ("rx-9070", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
+        ("24GiB", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
     ],
 )
 def test_advised_formats_are_those_of_the_engine_that_runs_there(
@@ -176,6 +179,17 @@ def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: str, phas
     """Without one it is inference, or training where an option of training is given."""
     fit = asked(run, SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64", *words.split())
     assert fit["workload"]["phase"] == phase
+
+
+@pytest.mark.parametrize("seq", [2048, 8192])
+def test_much_shorter_sequences_are_not_advised(run: Any, seq: int) -> None:
+    """Of 2,048 tokens half remain; of 8,192 less than an eighth would, which is another task."""
+    found = asked(run, SMALL, "--hardware", "890MiB", "--users", "1", "--seq", str(seq), code=1)
+    most = found["largest"]["seq"]
+    assert 0 < most < seq
+    advised = [change["option"] for change in found["changes"] if change["option"].startswith("--seq")]
+    assert advised == ([f"--seq {most}"] if 8 * most >= seq else [])
+    assert bool(advised) == (seq == 2048)
 
 
 def test_users_are_sequences(run: Any) -> None:

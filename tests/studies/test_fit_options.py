@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from llmcalc.sources.hardware import COMMON_HARDWARE
+from llmcalc import load
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
+from llmcalc.studies.fit_options import hardware_options
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -21,8 +26,16 @@ def layout_words(layout: dict[str, Any] | None) -> list[str]:
     if layout is None:
         return []
     sharded = ["--zero", "3"] if layout["zero"] == 3 else []
-    sizes = [word for name in ("tp", "pp") if layout[name] > 1 for word in (f"--{name}", str(layout[name]))]
+    sizes = [word for name in ("tp", "pp", "dp") if layout[name] > 1 for word in (f"--{name}", str(layout[name]))]
     return ["--devices", str(layout["world"]), *sizes, *sharded]
+
+
+def with_users(words: tuple[str, ...], option: dict[str, Any]) -> list[str]:
+    """The words of the run on one replica."""
+    users = option["replica_users"]
+    return [
+        str(users) if users and before == "--users" else word for before, word in zip(("", *words), words, strict=False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,7 @@ def test_each_is_what_memory_says_of_it(run: Any, words: tuple[str, ...]) -> Non
     assert several
     for option in (found[0], several[0], several[-1]):
         code, out, err = run(
-            "memory", *words, *layout_words(option["layout"]), "--hardware", option["hardware"],
+            "memory", *with_users(words, option), *layout_words(option["layout"]), "--hardware", option["hardware"],
             "--format", "json",
         )  # fmt: skip
         assert code == (option["verdict"] == "no"), err
@@ -49,6 +62,26 @@ def test_each_is_what_memory_says_of_it(run: Any, words: tuple[str, ...]) -> Non
         devices, hardware = several[0]["devices"] // 2, several[0]["hardware"]
         fewer = options(run, *words, "--devices", str(devices), "--hardware", hardware, code=1)
         assert all(other["verdict"] == "no" for other in fewer)
+
+
+def test_replicas_share_the_users_where_they_fit(run: Any) -> None:
+    """A small model for many users is replicated as often as it fits."""
+    words = ("qwen3-0.6b?num_hidden_layers=1", "--hardware", "6GiB", "--seq", "32k", "--format", "json")
+    found = run("fit", *words, "--users", "64").document_with(1)
+    (option,) = found["options"]
+    assert (option["devices"], option["layout"]["dp"], option["replica_users"]) == (2, 2, 32)
+    change = "--devices 2 --dp 2 --users 32"
+    assert (change, "fits") in {(each["option"], each["verdict"]) for each in found["changes"]}
+    assert run("fit", *words, *change.split()).document["device_bytes"] == option["device_bytes"]
+
+
+@pytest.mark.parametrize(("dtype", "first"), [("bf16", "rtx-4060-ti-16gb"), ("fp16", "t4")])
+def test_accelerators_without_products_in_bfloat16_come_last(dtype: str, first: str) -> None:
+    spec = load("qwen3-0.6b?num_hidden_layers=1").model
+    run = memory(spec, Settings(phase="inference", seq=256, dtype=dtype))
+    accelerators = [load_hardware(name) for name in ("t4", "rtx-4060-ti-16gb")]
+    options = hardware_options(run, accelerators, LayoutRequest(), lambda hardware: run.runtime)
+    assert options[0].fit.hardware.name == first
 
 
 def test_those_that_fit_come_first_and_sizes_that_are_given_hold(run: Any) -> None:

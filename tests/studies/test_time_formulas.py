@@ -86,3 +86,10 @@ REFUSED = {
 @pytest.mark.parametrize(("words", "message"), REFUSED.items())
 def test_refused(run: Any, words: str, message: str) -> None:
     assert message in run("explain", "llama3-8b", *words.split()).error
+
+
+def test_a_model_without_a_head_is_explained_as_it_is_timed(run: Any) -> None:
+    """It reads prompts and decodes nothing."""
+    words = ("explain", "qwen3-embedding-8b?num_hidden_layers=1", "-q", "time", "--hardware", "h100")
+    assert run(*words, "--format", "json").document["setting"]["phase"] == "prefill"
+    assert "does not decode" in run(*words, "--phase", "decode").error
