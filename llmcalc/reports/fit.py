@@ -198,10 +198,11 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
     name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
+    recomputation = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
     layout_position = (
         "the only layout"
         if layout_count == 1
-        else f"the first of {layout_count:,} layouts in the order of plan --by memory"
+        else f"the first of {layout_count:,} layouts in the order of plan{recomputation}"
     )
     notes = [
         f"kernels and buffers of {name}; {layout_position}",

@@ -301,3 +301,14 @@ def test_layouts_that_do_not_fit_have_no_time(run: Any) -> None:
     layouts = run(*words, "--format", "json").document["layouts"]
     assert {entry["tpot"] is None for entry in layouts if entry["verdict"] == "no"} == {True}
     assert {entry["tpot"] is None for entry in layouts if entry["verdict"] != "no"} == {False}
+
+
+def test_fit_names_the_order_whose_first_layout_it_shows(run: Any) -> None:
+    """It named the order of plan, which recomputes more where that is faster, and begins with another layout."""
+    words = (SMALL, "--hardware", "h100", "--devices", "2", "--seq", "4k", "--phase", "training")
+    for options, order in (((), "plan --recompute none"), (("--recompute", "full"), "plan")):
+        document = run("fit", *words, *options, "--format", "json").document
+        (note,) = [note for note in document["notes"] if "layouts in the order of" in note]
+        assert note.endswith(f"layouts in the order of {order}")
+        command = ("plan", *words[:-2], *order.split()[1:], *options, "--rows", "1", "--format", "json")
+        assert run(*command).document["feasible"][0]["device_bytes"] == document["device_bytes"]
