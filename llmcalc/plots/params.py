@@ -30,7 +30,7 @@ NAMES = {
 
 
 @in_style
-def plot_params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
+def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a 100 % bar per model in order, with the number of parameters.
 
     counts: (name, parameters).

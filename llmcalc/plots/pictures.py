@@ -36,7 +36,7 @@ def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset
     """Draws the parameters of models: a bar per model, by component."""
     needs_matplotlib()
     from ..costs.params import params
-    from .params import plot_params
+    from .params import params as plot_params
 
     return plot_params([(preset.display, params(preset.model, include)) for preset in models])
 
@@ -45,7 +45,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     """Draws the KV cache of one sequence against its tokens."""
     needs_matplotlib()
     from ..costs.cache import kv
-    from .context import plot_cache
+    from .context import cache as plot_cache
 
     for model_preset in models:
         with name_in_errors(model_preset):
@@ -67,7 +67,7 @@ def shape_picture(
     """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
     needs_matplotlib()
     from ..studies.shape import budget_for, family, find_shapes
-    from .shapes import plot_shapes
+    from .shapes import shape as plot_shapes
 
     studies = []
     for preset in models:
@@ -88,7 +88,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
     needs_matplotlib()
     from ..questions.listings import select_presets
     from ..studies.compare import quantities
-    from .shapes import plot_aspect
+    from .shapes import aspect as plot_aspect
 
     names = [_preset_of_label(name) for name in labels]
     selected_presets = select_presets(selection)
@@ -115,7 +115,7 @@ def _preset_of_label(name: str) -> str:
 def memory_picture(question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of named accelerators."""
     needs_matplotlib()
-    from .memory import plot_memory
+    from .memory import memory as plot_memory
 
     with name_in_errors(question.preset):
         memory = question.on_one_device()

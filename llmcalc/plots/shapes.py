@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @in_style
-def plot_shapes(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
+def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
     studies: (name, equal-budget shapes); a diamond marks the model itself.
@@ -98,7 +98,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 
 
 @in_style
-def plot_aspect(
+def aspect(
     models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labels: Sequence[str] = ()
 ) -> Figure:
     """Draws four panels: h/L and d_ff/h, against parameters and against the year.

@@ -15,7 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
 from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, place_names, spread_labels, tick_text
-from llmcalc.plots.params import plot_params
+from llmcalc.plots.params import params as plot_params
 from llmcalc.plots.pictures import aspect_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
@@ -60,7 +60,7 @@ def test_a_bar_has_the_shares_of_its_model() -> None:
 
 def test_a_curve_has_the_bytes_of_its_cache() -> None:
     models = [llmcalc.load(name) for name in ("llama3-8b", "gemma3-27b")]
-    (ax,) = context.plot_cache(models).axes
+    (ax,) = context.cache(models).axes
     for preset, line in zip(models, ax.lines[::2], strict=True):
         for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
             assert value == llmcalc.kv(preset, seq=int(tokens)).bytes
@@ -76,7 +76,7 @@ def test_a_curve_has_the_flops_of_a_token() -> None:
 def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
     figure = new_figure(8, 4)
     left, right = figure.subplots(1, 2)
-    assert context.plot_cache([llmcalc.load("gpt2")], ax=left) is figure
+    assert context.cache([llmcalc.load("gpt2")], ax=left) is figure
     assert plot_params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
     assert left.lines
     assert right.patches
@@ -85,24 +85,24 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
 def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
     preset = llmcalc.load("llama3.2-1b")
     shape_study = find_shapes(family(preset.model), budget_for(preset.model), preset.model, 4)
-    whole = shapes.plot_shapes([("Llama", shape_study)])
+    whole = shapes.shape([("Llama", shape_study)])
     figure = new_figure(9, 4)
     axes = figure.subplots(2, 1)
-    assert shapes.plot_shapes([("Llama", shape_study)], ax=axes) is figure
+    assert shapes.shape([("Llama", shape_study)], ax=axes) is figure
     assert figure.get_suptitle() == ""
     for own, given in zip(whole.axes, axes, strict=True):
         assert own.get_title("left") == given.get_title("left")
         assert [line.get_ydata().tolist() for line in own.lines] == [line.get_ydata().tolist() for line in given.lines]
     with pytest.raises(InputError, match="ax: 1 are given; expected 2, one for each panel"):
-        shapes.plot_shapes([("Llama", shape_study)], ax=[axes[0]])
+        shapes.shape([("Llama", shape_study)], ax=[axes[0]])
 
 
 def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
     models = [(one, quantities(one.model, 1024)) for one in map(llmcalc.load, ("gpt2", "llama3-8b", "mixtral-8x7b"))]
-    whole = shapes.plot_aspect(models)
+    whole = shapes.aspect(models)
     figure = new_figure(12, 8)
     axes = figure.subplots(2, 2)
-    assert shapes.plot_aspect(models, ax=axes) is figure
+    assert shapes.aspect(models, ax=axes) is figure
     assert not figure.legends
     assert axes[0][0].get_legend() is not None
     for own, given in zip(whole.axes, axes.flat, strict=True):
@@ -112,7 +112,7 @@ def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
         ]
         assert {"GPT-2 small", "Mixtral 8x7B"} <= {text.get_text() for text in given.texts}
     with pytest.raises(InputError, match="expected 4"):
-        shapes.plot_aspect(models, ax=axes[0])
+        shapes.aspect(models, ax=axes[0])
 
 
 def test_labels_at_the_ends_of_curves_stand_apart() -> None:
@@ -146,7 +146,7 @@ def test_many_curves_are_named_within_the_picture() -> None:
         "phi-4",
         "gemma2-9b",
     )
-    figure = context.plot_cache([llmcalc.load(name) for name in names])
+    figure = context.cache([llmcalc.load(name) for name in names])
     (ax,) = figure.axes
     figure.draw_without_rendering()
     boxes = sorted((Text.get_window_extent(text) for text in ax.texts), key=lambda box: box.y0)  # without their lines
