@@ -221,7 +221,7 @@ def ask_engine_fit(
     flags = question.flags(record)
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
-    flags = flags_for_users(record, question.preset, flags, user_count, seq)
+    flags = record.flags_for_users(question.preset, flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -286,23 +286,6 @@ def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str
     length_field = record.flags_by_option["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
-
-
-def flags_for_users(
-    record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
-) -> dict[str, Any]:
-    """Returns an engine's flags for `users` sequences of `seq` tokens.
-
-    Raises `InputError` if a flag also sets a length.
-    """
-    if record.serving_flags is not None:
-        serving_flags: dict[str, Any] = record.serving_flags(preset, flags, users, seq)
-        return serving_flags
-    length_flag = record.flags_by_option["--seq"]
-    length_field = length_flag.lstrip("-").replace("-", "_")
-    if seq is not None and flags.get(length_field, seq) != seq:
-        raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
-    return flags | ({} if seq is None else {length_field: seq})
 
 
 def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:

@@ -16,7 +16,6 @@ from ..reports.engine import HOST
 from ..sources.preset import Preset
 from ..studies.decoding import usual_stack
 from ..studies.fit import Change, Fitting
-from .engines import flags_for_users
 
 NEWEST = (10**9,)
 """A version above all others, which has the newest software stack."""
@@ -55,7 +54,7 @@ class UsualEngine:
             flags |= {} if scheme is None else {"quantize": scheme}
             if self.record.shows_alternatives:  # layers on the host are another run
                 flags |= {"n_gpu_layers": "all", "fit": "off"}
-            flags = flags_for_users(self.record, self.preset, flags, users, self.seq)
+            flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
             _, version = engine_and_version(self.record.name)
             return self.record.memory_on(self.preset, self.hardware, version, flags)
         except InputError:

@@ -90,7 +90,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
-    """Returns a warning if a training run is counted over wider weights than the checkpoint's quantized ones."""
+    """Returns a warning if the checkpoint's weights are quantized and the training run is counted with wider ones."""
     quantization_method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
     is_counted = memory_use.adapters is not None and memory_use.adapters.base != "none"
     if memory_use.phase != "training" or is_counted or not quantization_method or quantization_method in CONVERTED:
@@ -187,7 +187,7 @@ def concatenation_note(memory: Memory) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes the tensors that pure bf16 stores in 16 bits; empty for other precisions."""
+    """Returns a text on the tensors that pure bf16 stores in 16 bits, empty for other precisions."""
     if memory.states.precision != "bf16-master":
         return ""
     try:

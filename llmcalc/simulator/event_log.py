@@ -38,7 +38,7 @@ NOWHERE = Place("", -2)
 
 
 class Recorder:
-    """A meter that records memory events without counting. A block's handle is the storage number.
+    """A meter that records memory events and counts no bytes. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.

@@ -314,7 +314,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Derives one trace per case of passes from the recorded events.
+    """Reads one trace from the recorded events for passes that are alike (a case of passes).
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.

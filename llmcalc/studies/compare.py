@@ -128,7 +128,7 @@ class Quantities:
 
     @property
     def shapes(self) -> tuple[StackShape, ...]:
-        """The shape of every stack, in the order in which the stacks run."""
+        """The depth, widths and heads of every stack of layers, in the order in which the stacks run."""
         return (self.shape,) if self.encoder is None else (self.encoder, self.shape)
 
 

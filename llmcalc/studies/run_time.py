@@ -386,7 +386,7 @@ class TrainingTimes:
 
     @staticmethod
     def _run_count(timed_pass: TimedPass, plan: StepPlan, operation: TimedOperation) -> float:
-        """Returns how often a kernel runs in a micro-batch of all layers, with recomputation."""
+        """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
         runs = 1.0
         if not operation.backward and operation.layer >= 0:
             runs += plan.recompute + operation.is_recomputed(plan.recompute_core, plan.recompute_nodes)

@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns the names in `transformers` by their lower-case form."""
+    """Returns the lower-case name of each class of `transformers` → the names as they are written."""
     import transformers
 
     names: dict[str, list[str]] = {}

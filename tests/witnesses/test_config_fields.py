@@ -87,7 +87,7 @@ def found_with(
     monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Config], dict[str, Any]]
 ) -> list[Difference]:
     """Returns the differences of a model type's first shape if it is read by another function."""
-    family = replace(family_of(kind), read=read)
+    family = replace(family_of(kind), read_model=read)
     known = registry.family_of
     for module in (registry, __import__("tests.witnesses.config_fields", fromlist=["_"])):
         monkeypatch.setattr(module, "family_of", lambda name, *args, **more: family if name == kind else known(name))
@@ -97,7 +97,7 @@ def found_with(
 def test_a_window_that_the_class_does_not_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(c: Config) -> dict[str, Any]:
         table = llama._llama(c)
-        window = c.maybe("sliding_window")
+        window = c.optional_size("sliding_window")
         if window is not None:
             table["decoder"]["block"]["attention"]["sliding_window"] = window
         return table
@@ -113,7 +113,7 @@ def test_a_size_that_only_rotary_angles_read_is_found(monkeypatch: pytest.Monkey
 
     def read(c: Config) -> dict[str, Any]:
         table = known(c)
-        if c.maybe(field) is not None:
+        if c.optional_size(field) is not None:
             table["encoder"]["block"]["attention"][field] = c.size(field)
         return table
 

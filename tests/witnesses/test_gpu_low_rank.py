@@ -133,9 +133,12 @@ def test_adapters_of_fused_experts_take_what_is_computed() -> None:
     """PEFT adds the product of an adapter to the weights of all experts, and keeps the sum for the backward pass."""
     errors = list(errors_of("qlora", lambda row: "a3b" in row["model"]))
     assert are_near(errors, 0.001, lambda row: True) == 2
-    assert all(abs(error.after_step) < 0.0002 for error in errors)
-    row = errors[0].row
-    assert memory(load(row["model"]).model, settings_of(row)).states.trained == row["trained"]
+    assert all(abs(error.after_step) < 0.0003 for error in errors)
+    for row in (error.row for error in errors):
+        states = memory(load(row["model"]).model, settings_of(row)).states
+        assert states.trained == row["trained"]
+        if not row.get("prepare"):  # the router is a parameter and stays in 16 bits: in 4 bits it has 386 kB less
+            assert abs(states.weights - 4 * row["trained"] - row["loaded_requested_bytes"]) < 2048
 
 
 def test_steps_of_lora_take_what_is_computed(low_rank: list[Error]) -> None:

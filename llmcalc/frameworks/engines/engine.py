@@ -231,6 +231,20 @@ class Engine:
         spellings = names_by_field.get(field_name, (option(field_name),))
         return min(spellings, key=len) if shortest else spellings[0]
 
+    def flags_for_users(self, preset: Preset, flags: dict[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+        """Returns the flags for `users` sequences of `seq` tokens.
+
+        Raises `InputError` if a flag also sets a length.
+        """
+        if self.serving_flags is not None:
+            serving_flags: dict[str, Any] = self.serving_flags(preset, flags, users, seq)
+            return serving_flags
+        length_flag = self.flags_by_option["--seq"]
+        length_field = length_flag.lstrip("-").replace("-", "_")
+        if seq is not None and flags.get(length_field, seq) != seq:
+            raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
+        return flags | ({} if seq is None else {length_field: seq})
+
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> EngineMemory:

@@ -157,7 +157,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
-    """Returns a micro-batch's sequences, and adds the reference model of preference training to the run.
+    """Adds the reference model of preference training to the run, and returns the number of sequences of a micro-batch.
 
     adapters: the settings of adapters, without which the trained model is the reference.
     """

@@ -1,4 +1,4 @@
-"""The memory that SGLang reserves for CUDA graphs in the default fraction (`reserve_for_graph_mb`).
+"""The memory that SGLang's default of `mem_fraction_static` leaves for CUDA graphs (`reserve_for_graph_mb`).
 
 Graphs of decoding take 2 MiB for each sequence of the largest one; graphs of prompts, each of a number of tokens, 8 MiB
 each, or 1.5 GiB together with latent attention.
