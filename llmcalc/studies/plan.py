@@ -50,7 +50,7 @@ UNTRIED = "not tried: the search ended before it"
 WORK_OF_SEARCH = 14_000_000
 """Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/effort.py`."""
 
-FEWER_LAYOUTS = "expected sizes that leave fewer layouts, such as --tp 8 --pp 4"
+FEWER_LAYOUTS = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""
 
 SHARE_OF_ESTIMATES = 0.35
