@@ -87,13 +87,13 @@ class EngineCommand(Command):
                     or not any(_option_values(spelling, args))
                 ):
                     continue
-                engine_flags = "".join(
+                flags_text = "".join(
                     f" or {min(flags_by_name[engine_name].names, key=len)}"
                     for engine_name in record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
                     f"{spelling}: is {flag.names[0]} of {record.title}, which changes no memory; expected "
-                    f"{option.opts[0]}{engine_flags}, or remove it"
+                    f"{option.opts[0]}{flags_text}, or remove it"
                 )
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:

@@ -32,11 +32,11 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     attention: the implementation if the settings name none; default: the phase's default.
     """
     is_serving = settings.serves
-    default_attention: AttentionImplementation = "flash" if is_serving else "sdpa"
+    phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
     like_classes = settings.fused_qkv is None and not is_serving
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
-        attention=settings.attn_implementation or attention or default_attention,
+        attention=settings.attn_implementation or attention or phase_default,
         norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=settings.norm == "liger",
         cross_entropy=settings.cross_entropy or "eager",

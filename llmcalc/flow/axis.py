@@ -43,7 +43,7 @@ Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]
 
 def element_count(shape: Iterable[Axis | JoinedShapes]) -> Number:
     """Returns the number of elements of a shape; 1 for an empty shape."""
-    element_count: Number = None
+    elements: Number = None
     for axis in shape:
-        element_count = axis.size if element_count is None else element_count * axis.size
-    return 1 if element_count is None else element_count
+        elements = axis.size if elements is None else elements * axis.size
+    return 1 if elements is None else elements

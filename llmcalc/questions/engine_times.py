@@ -30,7 +30,7 @@ def option_time(
 
     memory = option.memory
     layout, settings = memory.layout, memory.settings
-    cache = str(settings.get(record.flags_by_option["--kv-dtype"].lstrip("-").replace("-", "_"), "auto"))
+    cache = str(settings.get(record.field_of("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in name for name in settings)
     if not option.serves or layout is None or cache not in TIMED_CACHES or is_untimed:
         return None

@@ -283,7 +283,7 @@ def change_for_users(change: Change, users: int) -> Change:
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
     """Removes the context length of a launch file, which the length of the users' requests replaces."""
-    length_field = record.flags_by_option["--seq"].lstrip("-").replace("-", "_")
+    length_field = record.field_of("--seq")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
 

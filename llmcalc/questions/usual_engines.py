@@ -9,10 +9,9 @@ from typing import Any
 from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.engines.engine import Engine, EngineMemory
+from ..frameworks.engines.engine import HOST, Engine, EngineMemory
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
-from ..reports.engine import HOST
 from ..sources.preset import Preset
 from ..studies.decoding import usual_stack
 from ..studies.fit import Change, Fitting
@@ -96,18 +95,18 @@ class ServedUsers:
     changes: tuple[Change, ...] = ()
 
     @classmethod
-    def of_answer(cls, fitting: Fitting, engine: UsualEngine | None) -> ServedUsers:
-        """Returns the users of a run, and the most users that fit. engine: the usual engine; None without one."""
+    def of_answer(cls, fitting: Fitting, usual_engine: UsualEngine | None) -> ServedUsers:
+        """Returns the users of a run, and the most users that fit. usual_engine: None without one."""
         run_users = int(fitting.memory.states.workload.batch)
         is_fitting = fitting.fit.verdict != "no"
         numbers = [users for users in dict.fromkeys((run_users if is_fitting else 0, fitting.batch)) if users]
-        if engine is None:
+        if usual_engine is None:
             return cls(tuple(numbers))
-        change = None if is_fitting else engine.change(run_users)
-        most_users = {users: engine.most_users(users) for users in numbers}
+        change = None if is_fitting else usual_engine.change(run_users)
+        most_users = {users: usual_engine.most_users(users) for users in numbers}
         notes = [
-            f"by its own budget {engine.record.title} holds {most:,} users, not {users:,} "
-            f"(--engine {engine.record.name})"
+            f"by its own budget {usual_engine.record.title} holds {most:,} users, not {users:,} "
+            f"(--engine {usual_engine.record.name})"
             for users, most in most_users.items()
             if most < users
         ]

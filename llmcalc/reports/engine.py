@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import Change, EngineMemory, Term
+from ..frameworks.engines.engine import HOST, Change, EngineMemory, Term
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import several
 from .summary import model_data
@@ -26,9 +26,6 @@ TITLES = {
     "kv_buffer": "KV buffer",
     "compute_buffer": "compute buffer",
 }
-
-HOST = "CPU"
-"""The device of a term that the host has."""
 
 CACHE_TERMS = ("kv_cache", "kv_buffer")
 """Names of the terms that are the cache."""

@@ -211,7 +211,7 @@ def _hardware_option(
             try_run(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return min(tried_options, key=lambda skipped_run: (skipped_run[1].fit.needed, skipped_run[0]))[1]
+    return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed, indexed_option[0]))[1]
 
 
 MOST_PER_NUMBER = 2

@@ -240,7 +240,7 @@ class ServeStudy:
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.total_tokens
-        used_flags = {engine.flags_by_option["--seq"].lstrip("-").replace("-", "_"): self.longest_request, **flags}
+        used_flags = {engine.field_of("--seq"): self.longest_request, **flags}
         used_flags |= self.draft_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields, replace
+from functools import partial
 from statistics import mean, median
 from typing import NamedTuple, TypeAlias
 
@@ -176,14 +177,14 @@ def minimize(linear_fit: LinearizedRuns, penalty: Penalty, sweeps: int = 3) -> F
         lambda logarithm: linear_fit.loss([logarithm] * len(NAMES), penalty), low, high
     )
     logarithms = [common_factor] * len(NAMES)
+
+    def loss_with(i: int, logarithm: float) -> float:
+        return linear_fit.loss([*logarithms[:i], logarithm, *logarithms[i + 1 :]], penalty)
+
     for _ in range(sweeps if penalty.spread < AS_ONE.spread else 0):
         for i in range(len(NAMES)):
-            factors_before, factors_after = logarithms[:i], logarithms[i + 1 :]
             nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _golden_section_minimum(
-                lambda logarithm: linear_fit.loss([*factors_before, logarithm, *factors_after], penalty),  # noqa: B023
-                *nearby_range,
-            )
+            logarithms[i] = _golden_section_minimum(partial(loss_with, i), *nearby_range)
     return Factors(*map(math.exp, logarithms))
 
 

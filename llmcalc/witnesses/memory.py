@@ -355,22 +355,22 @@ class InferenceBytes(NamedTuple):
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps with a dispatch mode's counting. step_count: 2, or 1 for the first step only."""
     meter = Meter()
-    training_run = TrainingRun(spec, training, memory_meter=meter)
-    training_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
-    training_run.set_up()
+    steps_run = TrainingRun(spec, training, memory_meter=meter)
+    steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    steps_run.set_up()
     set_up, steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            training_run.next_batch()
-            loss = training_run.forward()
+            steps_run.next_batch()
+            loss = steps_run.forward()
             live_bytes = meter.now
-            saved_bytes = _saved_bytes(training_run, loss)
-            training_run.backward(loss)
+            saved_bytes = _saved_bytes(steps_run, loss)
+            steps_run.backward(loss)
             del loss
-        training_run.update()
-        training_run.zero_grad()
+        steps_run.update()
+        steps_run.zero_grad()
         steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 

@@ -220,8 +220,8 @@ def test_experts_beside_weights_of_4_bits_are_advised_in_4_bits(run: Any) -> Non
     qlora = ("--lora-rank", "8", "--base", "nf4", "--seq", "512", "--hardware", "24GiB")
     advised = asked(run, "mixtral-8x7b?num_hidden_layers=8", *qlora, code=0)
     assert not any("--quantized-experts" in change["option"] for change in advised["changes"])
-    found = asked(run, "mixtral-8x7b?num_hidden_layers=16", *qlora, code=1)
-    fitting = [change["option"] for change in found["changes"] if change["verdict"] != "no"]
+    refused = asked(run, "mixtral-8x7b?num_hidden_layers=16", *qlora, code=1)
+    fitting = [change["option"] for change in refused["changes"] if change["verdict"] != "no"]
     assert "--quantized-experts" in fitting
     for words, said in (((), True), (("--quantized-experts",), False)):
         out = run("memory", "mixtral-8x7b?num_hidden_layers=8", *qlora, *words, "--notes")[1]

@@ -43,6 +43,9 @@ class Term(NamedTuple):
     device: str = ""
 
 
+HOST = "CPU"
+"""The device of a term that the host has."""
+
 MOST_DEVICES = 64
 """Devices up to which a layout that starts is sought where no change of a flag suffices."""
 
@@ -231,6 +234,12 @@ class Engine:
         spellings = names_by_field.get(field_name, (option(field_name),))
         return min(spellings, key=len) if shortest else spellings[0]
 
+    def field_of(self, option_name: str) -> str:
+        """Returns the field of the engine's flag that says what an option of llmcalc says."""
+        from .flags import keyword_of
+
+        return keyword_of(self.flags_by_option[option_name])
+
     def flags_for_users(self, preset: Preset, flags: dict[str, Any], users: int, seq: int | None) -> dict[str, Any]:
         """Returns the flags for `users` sequences of `seq` tokens.
 
@@ -239,8 +248,7 @@ class Engine:
         if self.serving_flags is not None:
             serving_flags: dict[str, Any] = self.serving_flags(preset, flags, users, seq)
             return serving_flags
-        length_flag = self.flags_by_option["--seq"]
-        length_field = length_flag.lstrip("-").replace("-", "_")
+        length_flag, length_field = self.flags_by_option["--seq"], self.field_of("--seq")
         if seq is not None and flags.get(length_field, seq) != seq:
             raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
         return flags | ({} if seq is None else {length_field: seq})

@@ -59,7 +59,7 @@ class Flag(NamedTuple):
     @property
     def field(self) -> str:
         """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
-        return self.names[0].lstrip("-").replace("-", "_")
+        return keyword_of(self.names[0])
 
     def read(self, flag_value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""

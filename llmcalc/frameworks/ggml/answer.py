@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..engines.engine import EngineMemory, Term
-from .compute_graph import HOST
+from ..engines.engine import HOST, EngineMemory, Term
 from .encoder import encoder_device
 from .server import Buffers, GgmlServer
 from .settings import GIB, VULKAN

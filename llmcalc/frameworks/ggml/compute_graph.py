@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-HOST = "CPU"
-"""The name of the host among the devices."""
+from ..engines.engine import HOST
 
 ALIGNMENT = 128
 """Bytes to which tensors are aligned on CUDA devices."""

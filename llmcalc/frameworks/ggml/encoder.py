@@ -16,7 +16,7 @@ from ...errors import InputError, shown
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
-from .compute_graph import HOST
+from ..engines.engine import HOST
 
 
 def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:

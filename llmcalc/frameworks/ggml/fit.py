@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...errors import InputError
-from .compute_graph import HOST
+from ..engines.engine import HOST
 from .placement import LayerDevices, Placement
 from .server import Buffers, GgmlServer
 from .settings import MIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ...errors import InputError, shown
-from .compute_graph import HOST
+from ..engines.engine import HOST
 from .model import EMBEDDING, GgufTensor
 from .patterns import Pattern
 

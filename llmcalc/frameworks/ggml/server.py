@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ...frozen import frozen
 from ...sources.checkpoints.gguf import TYPES
-from .compute_graph import HOST, buffer_sizes
+from ..engines.engine import HOST
+from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .layer_runs import laid_out_layers
 from .model import GgufTensor, LayerShape

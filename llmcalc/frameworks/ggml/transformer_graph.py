@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from .compute_graph import HOST, Graph, Tensor
+from ..engines.engine import HOST
+from .compute_graph import Graph, Tensor
 from .model import OUTPUT, DeltaNet, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8

@@ -185,12 +185,12 @@ class OllamaServer:
         placement = server.placement
         used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
         free_bytes = server.free_bytes * len(server.devices)
-        for longest_context, default_batch, larger_batch, largest_percent in BATCH_RULES:
+        for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_room = (
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * parallel > longest_context and has_room:
+            if self.num_ctx * parallel > context_limit and has_room:
                 return default_batch
         return DEFAULT_BATCH
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..engines.engine import Engine
-from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
+from ..engines.flags import Flag, find_flag, flags_by_spelling, keyword_of, split_arguments
 from ..engines.registry import FOLDERS, engine
 from ..launch.text import parse_yaml
 from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -109,7 +109,7 @@ def read_arguments(
 
 
 def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
-    return flags_by_name[flag_name].field if flag_name in flags_by_name else flag_name.lstrip("-").replace("-", "_")
+    return flags_by_name[flag_name].field if flag_name in flags_by_name else keyword_of(flag_name)
 
 
 HF_FILE = "hf_file"

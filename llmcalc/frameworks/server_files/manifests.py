@@ -196,15 +196,15 @@ def _skypilot_servers(
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
     alternatives = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu, accelerator_count = alternatives[0] if len(alternatives) == 1 else ("", None)
+    gpu, stated_count = alternatives[0] if len(alternatives) == 1 else ("", None)
     accelerator_counts = {alternative_count for _, alternative_count in alternatives}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
     if len(accelerator_counts) == 1:
-        accelerator_count = accelerator_counts.pop()
-        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(accelerator_count))
+        stated_count = accelerator_counts.pop()
+        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
     versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
-    container = Container("run", image="script", gpu=gpu, gpus=accelerator_count)
+    container = Container("run", image="script", gpu=gpu, gpus=stated_count)
     for started_server in server_finder.in_script(config["run"], env, (), container):
         yield started_server.with_version_of(versions)
 

@@ -545,9 +545,9 @@ class Server(EngineServer):
 
     def kv_block_pool(self, rank: EngineRank) -> BlockPool:
         """Returns the block pool of a rank's KV cache and recurrent states."""
-        compressed_pool = self.compressed_pool(rank)
-        if compressed_pool is not None:
-            return compressed_pool
+        compressed_blocks = self.compressed_pool(rank)
+        if compressed_blocks is not None:
+            return compressed_blocks
         attention_backend = str(self.flags.get("attention_backend", ""))
         return block_pool(
             rank,

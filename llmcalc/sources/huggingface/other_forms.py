@@ -91,35 +91,38 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     nested = arguments.get("model_config")
     if isinstance(nested, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested):
         arguments = nested  # meta_*.json beside a checkpoint of nanochat
-    field_names = frozenset(arguments)
-    if {"head_num", "layer_num", "hidden_size"} <= field_names:
+    argument_names = frozenset(arguments)
+    if {"head_num", "layer_num", "hidden_size"} <= argument_names:
         return _read_simumax(arguments)
-    if "_class_name" in field_names and "model_type" not in field_names:
+    if "_class_name" in argument_names and "model_type" not in argument_names:
         raise InputError(
             f"_class_name: {shown(arguments['_class_name'])} is a class of diffusers, which is no language model; "
             "expected the config.json of one, such as that of a text encoder"
         )
     for program_fields, program in PROGRAMS_WITHOUT_SIZES.items():
-        if program_fields <= field_names:
+        if program_fields <= argument_names:
             raise InputError(
                 f"{', '.join(sorted(program_fields))}: fields of {program}; expected the config.json of the model, or "
                 "a description in TOML, whose fields llmcalc schema lists"
             )
-    if "model_type" in field_names or "architectures" in field_names:
+    if "model_type" in argument_names or "architectures" in argument_names:
         return arguments, []
-    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= field_names <= MISTRAL:
+    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= argument_names <= MISTRAL:
         return _read_mistral(arguments)
-    if {"dim", "n_layers", "n_heads", "vocab_size"} <= field_names <= META:
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names <= META:
         return _read_meta(arguments)
-    if {"dim", "n_layers", "n_heads", "vocab_size"} <= field_names and field_names & {"use_hf_rope", "max_context_len"}:
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names and argument_names & {
+        "use_hf_rope",
+        "max_context_len",
+    }:
         return _read_executorch(arguments)
-    if {"n_layer", "n_head", "n_embd", "block_size"} <= field_names <= NANOGPT:
+    if {"n_layer", "n_head", "n_embd", "block_size"} <= argument_names <= NANOGPT:
         return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
-    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= field_names <= NANOCHAT:
+    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= argument_names <= NANOCHAT:
         return _read_nanochat(arguments)
-    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= field_names <= MAMBA:
+    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= argument_names <= MAMBA:
         return _read_mamba(arguments)
-    if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= field_names:
+    if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= argument_names:
         raise InputError(
             f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and "
             "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "

@@ -249,12 +249,12 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
         return ""
     auto_map = config_data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
-    model_types = (
+    candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
         if name.startswith(class_prefix) or f"/{class_prefix}" in code
     )
-    return next(model_types, "") or _type_of_code_fields(config_data)
+    return next(candidate_types, "") or _type_of_code_fields(config_data)
 
 
 def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:

@@ -81,14 +81,14 @@ def wrapper_class(spec: ModelSpec) -> str:
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
-    decoder, class_names = spec.model_copy(update={"towers": {}}), []
+    decoder, known_names = spec.model_copy(update={"towers": {}}), []
     for model_type, file in FILE_OF.items():
         text_type = family_of(model_type).text_type
         if not text_type or FILE_OF[text_type] != file or family_of(text_type).read_model is None:
             continue
         if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
-            class_names += wrapper_names(model_type, without_head=False)[:1]
-    return class_names[0] if len(class_names) == 1 else ""
+            known_names += wrapper_names(model_type, without_head=False)[:1]
+    return known_names[0] if len(known_names) == 1 else ""
 
 
 def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:

@@ -89,8 +89,8 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         path = self.module_path()
         codes, *_ = [
-            self.parameter((*path, f"{parameter_name}.weight{tensor_suffix}"), (element_count,), dtype, trained=False)
-            for tensor_suffix, (element_count, dtype) in self.adapters.stored_tensors(rows, columns).items()
+            self.parameter((*path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
+            for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(rows, columns).items()
         ]
         return codes
 

@@ -203,7 +203,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
     side_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
-    field_names = (
+    stack_fields = (
         "num_hidden_layers",
         "intermediate_size",
         "head_dim",
@@ -211,7 +211,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    values = {field: side_values.usual_value(field) for field in field_names}
+    values = {field: side_values.usual_value(field) for field in stack_fields}
     mixer, context_length = side_values.find_part(Attention), config_values.spec.max_position_embeddings
     values |= {
         "hidden_activation": side_values.usual_value("hidden_act"),
