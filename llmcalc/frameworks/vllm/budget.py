@@ -737,7 +737,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
 
 
 def _server_notes(server: Server) -> list[str]:
-    notes = [server.long_request_note] if server.long_request_note else []
+    notes = [*filter(None, [_removed_class_note(server), server.long_request_note])]
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
@@ -756,6 +756,20 @@ def _server_notes(server: Server) -> list[str]:
         if server.flags.get("mm_encoder_tp_mode") == "data":
             notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes
+
+
+def _removed_class_note(server: Server) -> str:
+    """Returns a note if the version has no class for the model any more; otherwise an empty text."""
+    class_names = architectures(server.preset)
+    last_version = server.engine_record.last_version_of(class_names, server.version_numbers)
+    return (
+        ""
+        if last_version is None
+        else (
+            f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
+            f"transformers' own class runs in it; expected --engine vllm=={last_version}"
+        )
+    )
 
 
 def _compilation_notes(server: Server) -> list[str]:
