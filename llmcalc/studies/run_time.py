@@ -28,7 +28,7 @@ from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
 from ..timing.records import Stack
-from ..timing.spread import Range, expected_range
+from ..timing.spread import Range, expected_range, untested_ranks
 from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
 from ..timing.step import Step, StepPlan, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
@@ -589,7 +589,7 @@ def time_inference(
         cached_tokens,
         formats,
         None,
-        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec),
+        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec, untested_ranks(stack, layout)),
         part_seconds,
         operations,
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),

@@ -16,7 +16,7 @@ from ..frozen import frozen
 from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
-from .kernels import STATE_BITS, Kernel, RankPass, RankWork
+from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
 from .records import Stack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
@@ -217,8 +217,9 @@ class TimeEstimator:
         operations: list[TimedOperation] = []
         for kernel in work.kernels:
             operations += self.timed_kernels(kernel)
-        for layer, message, copies, groups in work.messages:
-            seconds, wait = self._message_seconds(message, copies, groups), self._exchange_wait(message)
+        for layer_message in work.messages:
+            layer, message = layer_message.layer, layer_message.collective
+            seconds, wait = self._message_seconds(layer_message), self._exchange_wait(message)
             times = message.times
             operations.append(
                 TimedOperation(
@@ -461,14 +462,9 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(
-        self, message: Collective, token_copies: Number = 1, groups: ExpertGroups = ONE_GROUP
-    ) -> Number:
-        """Estimates the seconds of a message.
-
-        token_copies: rows of each token in an exchange of experts' tokens.
-        groups: the groups of experts from which a token's experts are selected.
-        """
+    def _message_seconds(self, layer_message: LayerMessage) -> Number:
+        """Estimates the seconds of a message."""
+        message = layer_message.collective
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
@@ -477,14 +473,30 @@ class TimeEstimator:
             stride = rank_pass.tp
             return device.message_seconds(message.kind, message.ranks, bytes * byte_share, stride, self.stack.latency)
         if message.group == "ep":
-            domains = maximum(1.0, message.ranks / device.domain)
-            copy_share = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies, groups), 1.0)
-            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copy_share)
+            return exposed_share * device.message_seconds(
+                message.kind, message.ranks, bytes * self._exchanged_share(layer_message)
+            )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+
+
+    def _exchanged_share(self, layer_message: LayerMessage) -> Number:
+        """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
+
+        Experts in one network domain share a copy of a token, but for decoded tokens: their kernels send every copy
+        to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
+        products.
+        """
+        ranks, copies = layer_message.collective.ranks, layer_message.copies
+        format_share = 0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+        if self.rank_pass.phase == "decode":
+            return format_share
+        domains = maximum(1.0, ranks / self.device.domain)
+        copies_of_domains = _copies_per_domain(domains, copies, layer_message.groups)
+        return format_share * choose(ranks > self.device.domain, copies_of_domains, 1.0)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:

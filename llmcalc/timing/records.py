@@ -151,6 +151,7 @@ class Stack(Record):
     fused_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
+    most_gathering_ranks: int = Field(0, ge=0)
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
@@ -186,6 +187,11 @@ class Stack(Record):
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         return self
+
+    def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
+        """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""
+        is_wide = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
+        return self.gathers_tokens and not (replicas > 1 and is_wide)
 
     def hidden_share(self, group: str) -> float:
         """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""
