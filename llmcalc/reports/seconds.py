@@ -6,9 +6,11 @@ from itertools import zip_longest
 from typing import Any
 
 from .. import units
+from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
 from ..timing.price import QUANTIZED
+from ..timing.records import Stack
 from ..timing.spread import Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
@@ -140,6 +142,16 @@ def class_text(estimate: Range, title: str) -> str:
     )
 
 
+def exchange_notes(stack: Stack, layout: Layout) -> list[str]:
+    """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
+    if not stack.gathers_tokens or stack.gathers_on(layout.dp, layout.ep):
+        return []
+    return [
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({stack.exchange}); the "
+        "default, which gathers all tokens on every rank, takes longer"
+    ]
+
+
 def report(
     preset: Preset, timed_run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
@@ -157,6 +169,7 @@ def report(
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
         *_measured_notes(timed_run, measured_run),
+        *exchange_notes(timed_run.stack, timed_run.layout),
         *_time_notes(timed_run),
     ]
     parts_table = Table(

@@ -482,7 +482,6 @@ class TimeEstimator:
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
-
     def _exchanged_share(self, layer_message: LayerMessage) -> Number:
         """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
 
@@ -491,7 +490,9 @@ class TimeEstimator:
         products.
         """
         ranks, copies = layer_message.collective.ranks, layer_message.copies
-        format_share = 0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+        format_share = (
+            0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+        )
         if self.rank_pass.phase == "decode":
             return format_share
         domains = maximum(1.0, ranks / self.device.domain)

@@ -152,6 +152,7 @@ class Stack(Record):
     gathers_tokens: bool = False
     gathers_casts: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
+    exchange: str = ""
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
