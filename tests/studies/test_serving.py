@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.questions.options import ServeOptions
+from llmcalc.questions.serving import serve_study
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LayoutSizes
 from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.spread import TIE
@@ -367,12 +372,15 @@ def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option
     """SGLang reserves 512 graphs · 4.5 MiB for each of 64 ranks with attention of their own: 144 GiB and more."""
     words = {"input": 2000, "output": 100, "engine": "sglang"}
     with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 167 GiB"):
-        llmcalc.serve("deepseek-v3", "h100", devices=64, dp=64, ep=64, **words)
-    stated = llmcalc.serve("deepseek-v3", "h100", devices=64, dp=64, ep=64, mem_fraction_static=0.85, **words)
+        llmcalc.serve("qwen3-30b-a3b", "h100", devices=64, dp=64, ep=64, **words)
+    stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=64, dp=64, ep=64, mem_fraction_static=0.85, **words)
     (server,) = stated.result.servers
     assert server.flags["mem_fraction_static"] == 0.85
     assert stated.result.chosen.point.tpot.untested == "experts on 64 ranks"
     with pytest.raises(InputError, match="--mem-fraction-static: vLLM has no such flag; expected --engine sglang"):
         llmcalc.serve("llama3.1-8b", "h100", input=2000, output=100, mem_fraction_static=0.85)
-    ruled_out = llmcalc.serve("qwen3-30b-a3b", "rtx-4090", devices=16, quantize="fp8-dynamic", **words).result.why_not
-    assert "the default --mem-fraction-static leaves no memory" in ruled_out
+    options = ServeOptions(**words, devices=64)
+    study = serve_study(load_preset("qwen3-30b-a3b"), load_hardware("h100-sxm"), options)
+    reasons: Counter[str] = Counter()
+    assert not list(study._replicas_of([LayoutSizes(1, 1, 64, 64)], reasons))
+    assert reasons == {"the default --mem-fraction-static leaves no memory": 1}
