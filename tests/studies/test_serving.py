@@ -369,18 +369,18 @@ def test_more_layouts_are_tried_only_where_no_usual_one_fits() -> None:
 
 
 def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option_of_a_stated_one() -> None:
-    """SGLang reserves 512 graphs · 4.5 MiB for each of 64 ranks with attention of their own: 144 GiB and more."""
+    """SGLang reserves 512 graphs · 4.5 MiB for each of 32 ranks with attention of their own: 72 GiB and more."""
     words = {"input": 2000, "output": 100, "engine": "sglang"}
-    with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 166 GiB"):
-        llmcalc.serve("qwen3-30b-a3b", "h100", devices=64, dp=64, ep=64, **words)
-    stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=64, dp=64, ep=64, mem_fraction_static=0.85, **words)
+    with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 90 GiB"):
+        llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, **words)
+    stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, mem_fraction_static=0.85, **words)
     (server,) = stated.result.servers
     assert server.flags["mem_fraction_static"] == 0.85
-    assert stated.result.chosen.point.tpot.untested == "experts on 64 ranks"
+    assert stated.result.chosen.point.tpot.untested == "experts on 32 ranks"
     with pytest.raises(InputError, match="--mem-fraction-static: vLLM has no such flag; expected --engine sglang"):
         llmcalc.serve("llama3.1-8b", "h100", input=2000, output=100, mem_fraction_static=0.85)
-    options = ServeOptions(**words, devices=64)
+    options = ServeOptions(**words, devices=32)
     study = serve_study(load_preset("qwen3-30b-a3b"), load_hardware("h100-sxm"), options)
     reasons: Counter[str] = Counter()
-    assert not list(study._replicas_of([LayoutSizes(1, 1, 64, 64)], reasons))
+    assert not list(study._replicas_of([LayoutSizes(1, 1, 32, 32)], reasons))
     assert reasons == {"the default --mem-fraction-static leaves no memory": 1}
