@@ -9,11 +9,12 @@ from .. import units
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
+from ..timing.device import lacks_bfloat16
 from ..timing.price import QUANTIZED
 from ..timing.records import Stack
 from ..timing.spread import Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, several, too_long_notes, warnings_of_notes
+from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -170,6 +171,7 @@ def report(
         class_text(timed_run.range, timed_run.stack.title),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
+        *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]
     parts_table = Table(
@@ -210,7 +212,7 @@ def _formats_text(timed_run: TimedRun) -> str:
     """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
-        return ""
+        return ", fp16 products" if lacks_bfloat16(timed_run.hardware) else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
     if multiplied_format == dtype:
         return f", {dtype} products"

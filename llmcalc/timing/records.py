@@ -125,6 +125,7 @@ class Stack(Record):
     phase: Literal["training", "inference"]
     like: str = ""
     server: bool = False
+    vendors: tuple[str, ...] = ()
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False
