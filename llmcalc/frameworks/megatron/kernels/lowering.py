@@ -259,6 +259,7 @@ class RankKernels(Lowering):
         self.top_k = self.all_experts = 1
         self.dispatched_tokens: Number = 0
         self.dispatch_handle: list[Tensor] = []
+        self.detached_input: list[Tensor] = []
         self.later_parameters: list[Parameter] = []
         self.split_parts: dict[int, tuple[Value, ...]] = {}
         self.empty_storage: Storage = Storage(NoMeter(), 0)
