@@ -530,7 +530,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp"),
+        ({"use_torch_fsdp2": True}, "--use-torch-fsdp2"),
         ({"fp4_format": "e2m1"}, "--fp4-format"),
         ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),

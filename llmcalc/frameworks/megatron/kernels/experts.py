@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from ....algebra import Number
 from ....flow.program import Item, Scope, Step
 from ....simulator.autograd import record
-from ....simulator.program_lowering import Frame
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
 from .head import HeadKernels
 from .lowering import Gradients, SavedTensors, UncountedMeter
@@ -189,23 +188,6 @@ class ExpertKernels(HeadKernels):
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
         """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
-
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs one layer, on a detached input where its passes overlap with those of another micro-batch."""
-        return super().layer(module_call, self._detached_input(x) if self.rank_choices.detaches_layers else x)
-
-    def _detached_input(self, x: Tensor) -> Tensor:
-        """Detaches a layer's input, which its graph then refers to with its gradient.
-
-        Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
-        """
-        self.detached_input = input_and_gradient = [x.detached()]
-
-        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            input_and_gradient.append(output_gradient.detached())
-            return [output_gradient]
-
-        return record(self.graph, "layer_input", (x,), x.detached(), store_gradient)
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
         """Keeps tensors referenced until the next forward pass of this layer's dispatcher.
