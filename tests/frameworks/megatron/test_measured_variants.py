@@ -208,6 +208,7 @@ def test_gradients_below_fp32_are_copied_for_the_optimizer(main_grads: str, each
     run = sharded_run(**{"--megatron-fsdp-main-grads-dtype": main_grads})
     run.end_step()
     padded = sum(bucket.shard_size for bucket in run.sharded_weights.buckets) if run.sharded_weights else 0
+    assert isinstance(run.meter, Meter)
     assert run.meter.by_kind["gradients"] == pytest.approx(each * padded, rel=5e-3)
 
 
