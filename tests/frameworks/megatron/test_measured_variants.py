@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import llmcalc
 from llmcalc.algebra import Number
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.fully_sharded import ShardedWeights
 from llmcalc.frameworks.megatron.kernels.experts import ExpertKernels
+from llmcalc.frameworks.megatron.messages import gradient_messages
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout, Zero
+from llmcalc.parallel.messages import Chunk, ReplicaGroup, ReplicatedWeights
+from llmcalc.parallel.rank_program import shared_rank_program
+from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.simulator.meter import Meter
 from tests.frameworks.megatron.test_megatron import CI, DENSE, ci_run
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -210,6 +216,17 @@ def test_gradients_below_fp32_are_copied_for_the_optimizer(main_grads: str, each
     padded = sum(bucket.shard_size for bucket in run.sharded_weights.buckets) if run.sharded_weights else 0
     assert isinstance(run.meter, Meter)
     assert run.meter.by_kind["gradients"] == pytest.approx(each * padded, rel=5e-3)
+
+
+@pytest.mark.parametrize(("zero", "gathers", "reductions"), [(1, 1, 1), (3, 8, 4)])
+def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
+    zero: Zero, gathers: int, reductions: int
+) -> None:
+    layout, program = Layout(dp=4, zero=zero), shared_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
+    shards = weight_shards(program, frozenset())
+    weights = ReplicatedWeights(layout, Chunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
+    counts = {message.kind: message.count for message in gradient_messages(weights)}
+    assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, reductions)
 
 
 @pytest.mark.parametrize(
