@@ -70,7 +70,7 @@ class ShardedBucket:
     @property
     def shard_size(self) -> int:
         """The number of elements on one rank."""
-        return self.size // self.shards
+        return self.size // self.shard_storages
 
 
 class ShardedWeights:
@@ -78,7 +78,8 @@ class ShardedWeights:
 
     buckets: in the order in which weights are gathered ahead.
     gradient_bytes: bytes of an element of a main gradient.
-    waiting: the buckets whose gradients wait for their reduction.
+    waiting_buckets: the buckets whose gradients wait for their reduction.
+    shard_storages: memory of the shards of weights, main weights and main gradients.
     updated_sizes: elements of each parameter that this rank updates.
     """
 
@@ -110,8 +111,8 @@ class ShardedWeights:
         self.queue_elements = settings.suggested_communication_unit_size or max(
             QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layers)))
         )
-        self.waiting: list[ShardedBucket] = []
-        self.shards: list[Storage] = []
+        self.waiting_buckets: list[ShardedBucket] = []
+        self.shard_storages: list[Storage] = []
         self.fp32_gradients: list[Storage] = []
         self.updated_sizes: list[int] = []
 
@@ -123,15 +124,15 @@ class ShardedWeights:
     def set_up(self, weights: dict[Path, Storage]) -> None:
         """Moves weights into buckets. weights: those of the model, each of which is freed when it has moved."""
         for bucket in self.buckets:
-            self.shards.append(self._allocate(2 * bucket.shard_size, "weights"))
+            self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.size, "weights")
             if bucket.is_trained:
-                self.shards.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
+                self.shard_storages.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
             for parameter in bucket.parameters:
                 del weights[parameter.path]
             del gathered_weights
         elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
-        self.shards.append(self._allocate(self.gradient_bytes * elements, "gradients"))
+        self.shard_storages.append(self._allocate(self.gradient_bytes * elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
         self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
 
@@ -194,15 +195,15 @@ class ShardedWeights:
             bucket.gradients = self._allocate(self.gradient_bytes * bucket.size, "gradients")
         bucket.with_gradient.add(path)
         if len(bucket.with_gradient) == len(bucket.parameters):
-            while sum(waiting_bucket.size for waiting_bucket in self.waiting) > self.queue_elements:
-                _free_gradients(self.waiting.pop(0))
-            self.waiting.append(bucket)
+            while sum(waiting_bucket.size for waiting_bucket in self.waiting_buckets) > self.queue_elements:
+                _free_gradients(self.waiting_buckets.pop(0))
+            self.waiting_buckets.append(bucket)
 
     def end_backward(self) -> None:
         """Frees all gradients after their reduction (`_root_post_backward`)."""
         for bucket in self.buckets:
             _free_gradients(bucket)
-        self.waiting = []
+        self.waiting_buckets = []
 
     def end_step(self) -> None:
         """Frees gathered weights (`AllGatherPipeline.reset`), and casts gradients for the optimizer.
