@@ -70,7 +70,7 @@ class ShardedBucket:
     @property
     def shard_size(self) -> int:
         """The number of elements on one rank."""
-        return self.size // self.shard_storages
+        return self.size // self.shards
 
 
 class ShardedWeights:

@@ -33,5 +33,10 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 def gradient_rules() -> GradientRules:
     """Returns the rules by which Megatron-LM sums gradients across ranks."""
     return GradientRules(
-        "megatron", (0, 1, 3), gradient_messages, reduces_in_float32=True, reduces_one_buffer=True, always_reentrant=True
+        "megatron",
+        (0, 1, 3),
+        gradient_messages,
+        reduces_in_float32=True,
+        reduces_one_buffer=True,
+        always_reentrant=True,
     )
