@@ -223,7 +223,7 @@ def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
     zero: Zero, gathers: int, reductions: int
 ) -> None:
     layout, program = Layout(dp=4, zero=zero), shared_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
-    shards = weight_shards(program, frozenset())
+    shards = list(weight_shards(program, frozenset()))
     weights = ReplicatedWeights(layout, Chunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
     counts = {message.kind: message.count for message in gradient_messages(weights)}
     assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, reductions)
