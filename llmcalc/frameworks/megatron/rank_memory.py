@@ -86,6 +86,9 @@ def replay_rank(
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
+    if settings.use_megatron_fsdp:
+        rank_run.set_up()
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     if passes_key_of_rank not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
