@@ -197,7 +197,7 @@ def rank_memory(
     The rank is numbered as by `Layout.coordinates`.
     """
     replay = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(replay, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
+    rank_memory_use = summarize(replay, context, layer_stacks(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (

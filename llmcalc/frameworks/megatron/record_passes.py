@@ -7,7 +7,7 @@ from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .rank_run import Chunk, ForwardOutput, RankRun
 
-STEPS = 3, 3
+STEPS = 3, 2
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
