@@ -23,7 +23,7 @@ from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .rank_run import RankRun
 from .record_chunks import record_chunks
-from .record_passes import record_passes
+from .record_passes import MOST_MICROBATCHES, record_passes
 from .schedule import run_step
 from .settings import MegatronSettings
 
@@ -66,13 +66,6 @@ class RecordedRank:
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
-MICROBATCHES_RUN_IN_FULL = {True: 3, False: 6}
-"""Whether a rank is on the last stage → micro-batches of a step up to which all passes are run.
-
-Recording needs as many.
-"""
-
-
 @without_garbage_collection()
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
@@ -86,7 +79,9 @@ def replay_rank(
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
-    if passes_key_of_rank not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
+    if passes_key_of_rank not in recorded_ranks and not (
+        _differs_by_previous(settings) and rank_run.microbatches <= MOST_MICROBATCHES
+    ):
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
@@ -129,10 +124,18 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     return coordinates, *stage_layers, *layers_before
 
 
+def _differs_by_previous(settings: MegatronSettings) -> bool:
+    """Whether passes differ by the kind of the chunk's previous pass, as of recomputed experts.
+
+    Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
+    """
+    return settings.recompute_mode == "full" and settings.num_experts is not None
+
+
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
-    by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
+    by_previous = _differs_by_previous(settings)
     try:
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if recorded_chunks is not None:
