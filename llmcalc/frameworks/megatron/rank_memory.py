@@ -66,6 +66,7 @@ class RecordedRank:
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
+
 @without_garbage_collection()
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
