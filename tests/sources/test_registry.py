@@ -1,7 +1,9 @@
-"""The list of families in `llmcalc/sources/huggingface/families.json` matches the families' files."""
+"""The lists beside `llmcalc/sources/huggingface/families` match the families' files."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from llmcalc.sources import huggingface
@@ -33,6 +35,15 @@ def test_the_list_is_current() -> None:
 def test_no_model_type_is_read_by_two_files() -> None:
     kinds = [kind for file in listed().values() for kind in file]
     assert len(kinds) == len({*kinds})
+
+
+def test_a_family_reads_every_table_of_module_names() -> None:
+    """Tables that no family reads are left over, and a table is in the file after the one that it adds to."""
+    tables: dict[str, dict[str, str]] = json.loads(LIST.with_name("module_names.json").read_text())
+    sources = "".join(path.read_text() for path in LIST.with_name("families").rglob("*.py"))
+    assert {*re.findall(r'module_names\("([^"]+)"\)', sources)} == {*tables}
+    names = list(tables)
+    assert all(names.index(table.get("**", name)) <= names.index(name) for name, table in tables.items())
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunks
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks
+from ...family import EVERY, Deviation, Family, Modules, Quirks, module_names
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
 from .bert import (
     OLD,
-    ROBERTA_MODULES,
     ROBERTA_WRITES,
     SECOND_BIAS,
     bert_block,
@@ -72,12 +71,7 @@ CHUNKS = Deviation(
 
 WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}
 
-MODULES: Modules = {
-    **ROBERTA_MODULES,
-    "q_global_proj": "query_global",
-    "k_global_proj": "key_global",
-    "v_global_proj": "value_global",
-}
+MODULES: Modules = module_names("longformer")
 
 
 FAMILIES = {

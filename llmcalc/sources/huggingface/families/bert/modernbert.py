@@ -14,7 +14,7 @@ from .....components.classifier import Classifier
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, Modules, Quirks, field_names
+from ...family import Family, Modules, Quirks, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -269,26 +269,7 @@ MODERN_DROPOUT = {
     "activation": "mlp_dropout",
 }
 
-MODERN_MODULES: Modules = {
-    "embed_tokens": "embeddings.tok_embeddings",
-    "embed_norm": "embeddings.norm",
-    "norm": "final_norm",
-    "self_attn": "attn",
-    "q_proj": "Wqkv/3 | q_proj",
-    "k_proj": "Wqkv/3 | k_proj",
-    "v_proj": "Wqkv/3 | v_proj",
-    "o_proj": "Wo",
-    "self_attn_pre_norm": "attn_norm",
-    "mlp_pre_norm": "mlp_norm",
-    "gate_proj": "Wi/2",
-    "up_proj": "Wi/2 | Wi",
-    "down_proj": "Wo",
-    "lm_head": "head + decoder | lm_head + decoder",
-    "lm_head.decoder": ".decoder",
-    "classifier": "head + classifier",
-    "classifier.dense": ".head.dense",
-    "classifier.norm": ".head.norm",
-}
+MODERN_MODULES: Modules = module_names("modern")
 
 NOMIC_EARLIER: Modules = {
     "layers": "encoder.layers",
@@ -299,16 +280,7 @@ NOMIC_EARLIER: Modules = {
     "attn.o_proj": "attn.out_proj",
 }
 
-NOMIC_MODULES: Modules = {
-    "embed_tokens": "embeddings.word_embeddings",
-    "embed_types": "embeddings.token_type_embeddings",
-    "embed_norm": "embeddings.LayerNorm",
-    "mlp_post_norm": "post_mlp_layernorm",
-    "lm_head.dense": "transform.dense | dense",
-    "lm_head.norm": "transform.layer_norm | layer_norm",
-    "lm_head": "cls.predictions | lm_head",
-    "lm_head.decoder": "decoder + bias | decoder",
-}
+NOMIC_MODULES: Modules = module_names("nomic")
 
 FAMILIES = {
     "modernbert": Family(

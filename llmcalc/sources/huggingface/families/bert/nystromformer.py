@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from .....ops import Op, SampledBlocks
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks
+from ...family import EVERY, Deviation, Family, Modules, Quirks, module_names
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -105,13 +105,7 @@ def _blocks_per_row(config_values: ConfigValues) -> int:
     return -(-blocks // rows)
 
 
-MODULES: Modules = {
-    **BERT_MODULES,
-    "value_convolution": "conv",
-    "classifier": "pre_classifier + classifier | classifier",
-    "classifier.dense": ".pre_classifier | dense",
-    "value_convolution.conv": ".attention.self.conv",
-}
+MODULES: Modules = module_names("nystromformer")
 
 FAMILIES = {
     "nystromformer": Family(

@@ -11,7 +11,7 @@ from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names
+from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
@@ -100,12 +100,7 @@ FAMILIES = {
             "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
         quirks=MASKS,
-        modules={
-            **BERT_MODULES,
-            "input_proj": "encoder.embedding_hidden_mapping_in",
-            "lm_head.dense": "dense",
-            "lm_head.norm": "LayerNorm",
-        },
+        modules=module_names("rembert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import dropout_of
-from ...family import Family, Modules
+from ...family import Family, Modules, module_names
 from ...parts import Table
 from ...registry import family_of, typed_config
 
@@ -87,13 +87,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 IGNORED = frozenset({"block_size"})
-MODULES: Modules = {
-    "target_states": "",
-    "target_states.fc": "pre_projection",
-    "proposal.state_proj": "post_projection",
-    "lm_head.centroids": "masked_embedding.centroids",
-    "lm_head.token_ordering": "masked_embedding.token_ordering",
-}
+MODULES: Modules = module_names("gemma4_assistant")
 SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/models/"
 
 FAMILIES = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -64,11 +64,7 @@ def _privacy_filter(config: Config) -> Table:
     return table
 
 
-GPT_OSS_MODULES: Modules = {
-    "experts.gate_proj": "gate_up_proj + gate_up_proj_bias/2",
-    "experts.up_proj": "gate_up_proj + gate_up_proj_bias/2",
-    "experts.down_proj": "down_proj + down_proj_bias",
-}
+GPT_OSS_MODULES: Modules = module_names("gpt_oss")
 
 
 FAMILIES = {

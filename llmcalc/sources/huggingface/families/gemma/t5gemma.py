@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names
+from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -232,14 +232,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     }
 
 
-T5GEMMA_MODULES: Modules = {
-    "self_attn_pre_norm": "pre_self_attn_layernorm",
-    "self_attn_post_norm": "post_self_attn_layernorm",
-    "cross_attn_pre_norm": "pre_cross_attn_layernorm",
-    "cross_attn_post_norm": "post_cross_attn_layernorm",
-    "embed_tokens": "decoder.embed_tokens - decoder.embed_tokens.eoi_embedding | decoder.embed_tokens",
-    "encoder.embed_tokens": "embed_tokens - embed_tokens.eoi_embedding | embed_tokens",
-}
+T5GEMMA_MODULES: Modules = module_names("t5gemma")
 
 FAMILIES = {
     "t5gemma": Family(
@@ -258,10 +251,7 @@ FAMILIES = {
         _t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
-        modules={
-            **T5GEMMA_MODULES,
-            "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
-        },
+        modules=module_names("t5gemma2"),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, Modules
+from ...family import Family, Modules, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
@@ -37,18 +37,7 @@ def _kosmos2_5(config: Config) -> Table:
 
 NO_COUNT = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
-MODULES: Modules = {
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "self_attn.sub_norm": "inner_attn_ln",
-    "mlp": "ffn",
-    "mlp.sub_norm": "ffn_layernorm",
-    "o_proj": "out_proj",
-    "up_proj": "fc1",
-    "down_proj": "fc2",
-    "norm": "layer_norm",
-    "embed_types": "segment_emb",
-}
+MODULES: Modules = module_names("kosmos")
 
 FAMILIES = {
     "kosmos-2": Family(

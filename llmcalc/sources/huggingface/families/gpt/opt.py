@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
-from ...family import Family, Modules
+from ...family import Family, Modules, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
@@ -57,18 +57,7 @@ def _has_pre_norm(config_values: ConfigValues) -> bool:
     return config_values.layers[0].norm_placement == "pre"
 
 
-OPT_MODULES: Modules = {
-    "embed_positions": "embed_positions",
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "self_attn_post_norm": "self_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "mlp_post_norm": "final_layer_norm",
-    "o_proj": "out_proj",
-    "mlp": "fc1 + fc2",
-    "up_proj": ".fc1",
-    "down_proj": ".fc2",
-    "norm": "final_layer_norm",
-}
+OPT_MODULES: Modules = module_names("opt")
 
 FAMILIES = {
     "opt": Family(

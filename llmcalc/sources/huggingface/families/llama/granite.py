@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -120,13 +120,7 @@ def _rope_bases(config_values: ConfigValues) -> Any:
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}
 
 
-GRANITE_MODULES: Modules = {
-    "mlp": "block_sparse_moe + shared_mlp | block_sparse_moe | shared_mlp | mlp",
-    "shared_expert": ".shared_mlp",
-    "shared_expert.gate_proj": "input_linear/2",
-    "shared_expert.up_proj": "input_linear/2",
-    "shared_expert.down_proj": "output_linear",
-}
+GRANITE_MODULES: Modules = module_names("granite")
 
 GRANITE_EARLIER: Modules = {
     "block_sparse_moe.router": "block_sparse_moe.router.layer",

@@ -8,7 +8,7 @@ transformers: models/moshi, models/kyutai_speech_to_text.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
 
 
@@ -46,15 +46,7 @@ def _sliding_decoder(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
-MODULES: Modules = {
-    "q_proj": "q_proj.linear",
-    "k_proj": "k_proj.linear",
-    "v_proj": "v_proj.linear",
-    "o_proj": "o_proj.linear",
-    "gate_proj": "fc1/2",
-    "up_proj": "fc1/2",
-    "down_proj": "fc2",
-}
+MODULES: Modules = module_names("moshi")
 
 FAMILIES = {
     "moshi": Family(

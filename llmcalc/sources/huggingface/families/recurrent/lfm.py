@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, Modules, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -136,22 +136,7 @@ def _has_attention_gate(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
-LFM_MODULES: Modules = {
-    "mlp": "feed_forward",
-    "mlp.gate_proj": "w1",
-    "mlp.up_proj": "w3",
-    "mlp.down_proj": "w2",
-    "conv_pre_norm": "operator_norm",
-    "self_attn_pre_norm": "operator_norm",
-    "conv_post_norm": "post_operator_norm",
-    "self_attn_post_norm": "post_operator_norm",
-    "mlp_pre_norm": "ffn_norm",
-    "mlp_post_norm": "post_ffn_norm",
-    "q_norm": "q_layernorm",
-    "k_norm": "k_layernorm",
-    "self_attn.o_proj": "out_proj",
-    "norm": "embedding_norm",
-}
+LFM_MODULES: Modules = module_names("lfm")
 
 FAMILIES = {
     "lfm2": Family(

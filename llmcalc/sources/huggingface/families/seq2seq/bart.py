@@ -17,7 +17,7 @@ from .....components.networks.moe import MoE
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -242,28 +242,7 @@ SIDES_WRITES: Writes = {
 }
 
 
-BART_MODULES: Modules = {
-    "embed_positions": "embed_positions",
-    "embed_norm": "layernorm_embedding",
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "self_attn_post_norm": "self_attn_layer_norm",
-    "cross_attn": "encoder_attn",
-    "cross_attn_pre_norm": "encoder_attn_layer_norm",
-    "cross_attn_post_norm": "encoder_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "mlp_post_norm": "final_layer_norm",
-    "o_proj": "out_proj",
-    "mlp": "fc1 + fc2",
-    "up_proj": ".fc1",
-    "down_proj": ".fc2",
-    "norm": "layer_norm",
-    "classifier": "classification_head | qa_outputs",
-    "unused_embedding": "decoder.embed_tokens",
-    "classifier.dense": "dense",
-    "embed_tokens": "shared | decoder.embed_tokens",
-    "encoder.embed_tokens": "embed_tokens",
-    "decoder.embed_tokens": "embed_tokens",
-}
+BART_MODULES: Modules = module_names("bart")
 
 BART = Family(
     _bart,
@@ -310,14 +289,7 @@ FAMILIES = {
         read_model=_bigbird_pegasus,
         field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
-        modules={
-            **BART_MODULES,
-            "norm": "layernorm_embedding",
-            "encoder.self_attn.q_proj": "self.query",
-            "encoder.self_attn.k_proj": "self.key",
-            "encoder.self_attn.v_proj": "self.value",
-            "encoder.self_attn.o_proj": "output",
-        },
+        modules=module_names("bigbird_pegasus"),
     ),
     "pp_formulanet": Family(
         None,
