@@ -15,7 +15,7 @@ from .....components.base import MOST_LAYERS
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks, field_names, is_untied, module_names
+from ...family import EVERY, Deviation, Family, Quirks, field_names, is_untied, module_names
 from ...parts import (
     ACTIVATIONS,
     OF_ANSWERS,
@@ -341,22 +341,18 @@ SECOND_BIAS = Deviation(
 )
 
 
-BERT_MODULES: Modules = module_names("bert")
-
-ROBERTA_MODULES: Modules = module_names("roberta")
-
 ROBERTA = Family(
     _roberta,
     ignored_fields=OLD,
     field_writers=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
-    modules=ROBERTA_MODULES,
+    modules=module_names("roberta"),
     dropout_fields=BERT_DROPOUT,
 )
 
 FAMILIES = {
     "bert": Family(
-        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
+        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
     ),
     "ernie": Family(
         bert,
@@ -366,7 +362,7 @@ FAMILIES = {
             "task_type_vocab_size": lambda s: require_present(_task_types(s)),
         },
         deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
+        modules=module_names("bert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
@@ -374,7 +370,12 @@ FAMILIES = {
         ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
-        modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
+        modules={
+            **module_names("bert"),
+            "self_attn_pre_norm": "attention.ln",
+            "mlp_pre_norm": "ln",
+            "norm": "encoder.ln",
+        },
         dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
@@ -411,7 +412,7 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         field_writers={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
-        modules={**BERT_MODULES, "pooler.dense": ".pooler", "classifier.dense": "dense"},
+        modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
         dropout_fields=BERT_DROPOUT,
     ),
     "ibert": Family(
@@ -420,7 +421,7 @@ FAMILIES = {
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=ROBERTA_MODULES,
+        modules=module_names("roberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(

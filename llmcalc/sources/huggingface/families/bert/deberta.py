@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent import Absent, require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Modules, Quirks, module_names
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score
@@ -150,8 +150,6 @@ DEBERTA_WRITES: Writes = {
 }
 
 
-DEBERTA_MODULES: Modules = module_names("deberta")
-
 FAMILIES = {
     "deberta": Family(
         _deberta,
@@ -160,7 +158,7 @@ FAMILIES = {
         field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("deberta_of_deberta"),
+        modules=module_names("deberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(

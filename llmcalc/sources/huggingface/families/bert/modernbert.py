@@ -269,8 +269,6 @@ MODERN_DROPOUT = {
     "activation": "mlp_dropout",
 }
 
-MODERN_MODULES: Modules = module_names("modern")
-
 NOMIC_EARLIER: Modules = {
     "layers": "encoder.layers",
     "self_attn": "attn",
@@ -280,8 +278,6 @@ NOMIC_EARLIER: Modules = {
     "attn.o_proj": "attn.out_proj",
 }
 
-NOMIC_MODULES: Modules = module_names("nomic")
-
 FAMILIES = {
     "modernbert": Family(
         _modernbert,
@@ -289,7 +285,7 @@ FAMILIES = {
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
-        modules=MODERN_MODULES,
+        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
@@ -301,7 +297,7 @@ FAMILIES = {
             "local_attention": lambda s: 2 * require_present(s.window),
             "pad_token_id": lambda s: 0,
         },
-        modules=MODERN_MODULES,
+        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "eurobert": Family(
@@ -313,7 +309,7 @@ FAMILIES = {
     "gte": Family(
         _gte,
         ignored_fields=OLD,
-        modules=NOMIC_MODULES,
+        modules=module_names("nomic_bert"),
         earlier_names={
             "layers": "encoder.layer",
             "self_attn": "attention",
@@ -330,7 +326,7 @@ FAMILIES = {
         ignored_fields=OLD | OF_JINA,
         uncounted_fields=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
-        modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
+        modules={**module_names("nomic_bert"), "up_proj": "fc1", "down_proj": "fc2"},
         earlier_names={**NOMIC_EARLIER, "attn": "mixer"},
         dropout_fields=BERT_DROPOUT,
     ),
@@ -347,7 +343,7 @@ FAMILIES = {
         },
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
-        modules=NOMIC_MODULES,
+        modules=module_names("nomic_bert"),
         earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
         dropout_fields=BERT_DROPOUT,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config, is_whole
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
 LONG_WINDOW = 1024
@@ -112,6 +112,8 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     return distances
 
 
-MODULES: Modules = module_names("neomme")
-
-FAMILIES = {"neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES)}
+FAMILIES = {
+    "neomme": Family(
+        _neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
+    )
+}

@@ -7,7 +7,7 @@ transformers: models/perceiver (`PerceiverForMaskedLM`).
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks, module_names
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, layernorm, learned_positions, mlp
 
 OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
@@ -101,8 +101,6 @@ def _repeated_layers(config: Config) -> Table:
     }
 
 
-MODULES: Modules = module_names("perceiver")
-
 FAMILIES = {
     "perceiver": Family(
         _perceiver,
@@ -110,7 +108,7 @@ FAMILIES = {
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),
         ignored_fields=frozenset({"_label_trainable_num_channels"}),
-        modules=MODULES,
+        modules=module_names("perceiver"),
         quirks=Quirks(reads_values=EVERY),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import lcm
 
 from ...config import Config, is_whole
-from ...family import EVERY, Family, Modules, Quirks, module_names
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
 
 HASHES = {"local": False, "lsh": True}
@@ -89,13 +89,11 @@ def _position(config: Config) -> Table:
     return {"type": "axial", "rows": shape[0], "columns": shape[1], "row_size": widths[0], "column_size": widths[1]}
 
 
-MODULES: Modules = module_names("reformer")
-
 FAMILIES = {
     "reformer": Family(
         _reformer,
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        modules=MODULES,
+        modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )

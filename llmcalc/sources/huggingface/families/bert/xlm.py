@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks, field_names, module_names
+from ...family import EVERY, Family, Quirks, field_names, module_names
 from ...parts import (
     OF_CHOICES,
     QKVO,
@@ -77,7 +77,6 @@ NO_COUNT = field_names(
     word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
     """
 )
-MODULES: Modules = module_names("xlm")
 DROPOUT = {
     "embedding": "dropout",
     "attention": "attention_dropout",
@@ -90,7 +89,7 @@ XLM = Family(
     ignored_fields=NO_COUNT,
     aliases=ALIASES,
     quirks=Quirks(reads_values=EVERY),
-    modules=MODULES,
+    modules=module_names("xlm"),
     dropout_fields=DROPOUT,
 )
 

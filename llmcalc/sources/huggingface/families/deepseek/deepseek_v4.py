@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, Modules, field_names, module_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -155,8 +155,6 @@ KEPT_TWICE = Deviation(
     class_op=_doubled_cache,
 )
 
-
-HYPER_MODULES: Modules = module_names("hyper")
 
 FAMILIES = {
     "deepseek_v4": Family(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import Family, Modules, field_names, module_names
+from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -158,9 +158,6 @@ def _expert_interval(config_values: ConfigValues) -> int:
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
-ERNIE_MOE_MODULES: Modules = module_names("ernie_moe")
-
-
 FAMILIES = {
     "ernie4_5": Family(_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
     "paddleocr_vl": Family(
@@ -180,7 +177,7 @@ FAMILIES = {
             "moe_layer_end_index": lambda s: s.expert_layers()[-1],
             "moe_layer_interval": _expert_interval,
         },
-        modules=ERNIE_MOE_MODULES,
+        modules=module_names("ernie_moe"),
         dropout_fields={},
     ),
     "ernie4_5_vl_moe": Family(

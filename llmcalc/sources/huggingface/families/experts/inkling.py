@@ -142,9 +142,6 @@ MIXER_WRITES: Writes = {
 }
 """Fields of attention, and of the pattern of layers."""
 
-MODULES = module_names("inkling")
-"""Modules of the embedding, of attention and of the router."""
-
 FAMILIES = {
     "inkling_text": Family(
         _inkling_text,

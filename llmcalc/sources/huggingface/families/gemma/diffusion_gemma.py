@@ -10,7 +10,7 @@ from ...config import Config
 from ...family import Family, module_names
 from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma4 import TOWER_MODULES, gemma4_attention, head_sizes
+from .gemma4 import gemma4_attention, head_sizes
 
 STEPS = (
     "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
@@ -63,5 +63,7 @@ FAMILIES = {
         has_text_class=False,
         modules=module_names("diffusion_gemma_text"),
     ),
-    "diffusion_gemma": Family(None, text_type="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
+    "diffusion_gemma": Family(
+        None, text_type="diffusion_gemma_text", modules=module_names("gemma4_tower"), tower_file="gemma"
+    ),
 }

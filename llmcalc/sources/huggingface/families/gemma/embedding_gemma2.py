@@ -27,7 +27,7 @@ from ...parts import (
     stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
+from .gemma4 import full_attention, head_sizes, sliding_attention
 
 
 def _embedding_gemma2(config: Config) -> Table:
@@ -98,7 +98,7 @@ FAMILIES = {
         None,
         {"tie_word_embeddings": False},
         text_type="embedding_gemma2_text",
-        modules=TOWER_MODULES,
+        modules=module_names("gemma4_tower"),
         tower_file="gemma",
     ),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -112,8 +112,6 @@ def _widths_of_layers(config_values: ConfigValues) -> Any:
     widths = [network.intermediate_size for network in config_values.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
-
-PER_LAYER_MODULES: Modules = module_names("per_layer")
 
 FAMILIES = {
     "gemma3n_text": Family(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config, is_whole
-from ...family import Family, Modules, Quirks, field_names, module_names
+from ...family import Family, Quirks, field_names, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -201,8 +201,6 @@ def _has_wider_ffn(config_values: ConfigValues) -> bool:
     return len({network.intermediate_size for network in networks}) > 1
 
 
-TOWER_MODULES: Modules = module_names("tower")
-
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
@@ -227,7 +225,7 @@ FAMILIES = {
         None,
         text_type="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules=TOWER_MODULES,
+        modules=module_names("gemma4_tower"),
         tower_file="gemma",
         write_tower_sections=gemma4_sections,
     ),

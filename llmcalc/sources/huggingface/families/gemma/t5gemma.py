@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names, module_names
+from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -232,8 +232,6 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     }
 
 
-T5GEMMA_MODULES: Modules = module_names("t5gemma")
-
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
@@ -244,7 +242,7 @@ FAMILIES = {
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
-        modules=T5GEMMA_MODULES,
+        modules=module_names("t5gemma"),
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(

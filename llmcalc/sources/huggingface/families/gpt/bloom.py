@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules, field_names, module_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -129,8 +129,6 @@ KEEPS_EVERY_HEAD = Deviation(
 )
 
 
-BLOOM_MODULES: Modules = module_names("bloom")
-
 FAMILIES = {
     "bloom": Family(
         _bloom,
@@ -139,7 +137,7 @@ FAMILIES = {
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         has_older_aliases=True,
-        modules=BLOOM_MODULES,
+        modules=module_names("bloom"),
         dropout_fields=HIDDEN_DROPOUT,
     ),
     "falcon": Family(

@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import require_present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules, field_names, module_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -209,10 +209,6 @@ KEEPS_EVERY_TOKEN = Deviation(
 )
 
 
-GPT2_MODULES: Modules = module_names("gpt2")
-
-NEOX_MODULES: Modules = module_names("neox")
-
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
@@ -222,16 +218,18 @@ FAMILIES = {
         modules=module_names("openai-gpt"),
         dropout_fields=GPT2_DROPOUT,
     ),
-    "gpt2": Family(_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT),
+    "gpt2": Family(
+        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+    ),
     "gpt-sw3": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT
+        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
-        modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
+        modules={**module_names("gpt2"), "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
@@ -266,13 +264,13 @@ FAMILIES = {
         _gpt_neox,
         ignored_fields=NO_COUNT,
         field_writers={"rotary_pct": "partial_rotary_factor"},
-        modules=NEOX_MODULES,
+        modules=module_names("gpt_neox"),
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
         ignored_fields=NO_COUNT,
-        modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
+        modules={**module_names("gpt_neox"), "o_proj": "dense + dense_bias | dense"},
         dropout_fields=HIDDEN_DROPOUT,
     ),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
@@ -57,8 +57,6 @@ def _has_pre_norm(config_values: ConfigValues) -> bool:
     return config_values.layers[0].norm_placement == "pre"
 
 
-OPT_MODULES: Modules = module_names("opt")
-
 FAMILIES = {
     "opt": Family(
         _opt,
@@ -69,20 +67,20 @@ FAMILIES = {
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },
-        modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
+        modules={**module_names("opt"), "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
         dropout_fields={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
     "xglm": Family(
         _xglm,
         ignored_fields=NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
-        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
         _biogpt,
         ignored_fields=NO_COUNT,
-        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},
     ),
 }

@@ -6,7 +6,7 @@ transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
@@ -60,15 +60,13 @@ def _jais2(config: Config) -> Table:
     return decoder(config, layer_table(mixer, network, norm), norm)
 
 
-PHI3_MODULES: Modules = module_names("phi3")
-
 FAMILIES = {
     "phi3": Family(
         _phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         field_writers={**UNPADDED, **PARTIAL_ROTARY},
-        modules=PHI3_MODULES,
+        modules=module_names("phi3"),
         dropout_fields={
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",

@@ -17,7 +17,7 @@ from .....components.networks.moe import MoE
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names, module_names
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -242,15 +242,13 @@ SIDES_WRITES: Writes = {
 }
 
 
-BART_MODULES: Modules = module_names("bart")
-
 BART = Family(
     _bart,
     ignored_fields=IGNORED,
     aliases=ALIASES,
     field_writers=SIDES_WRITES,
     quirks=LOOKS_FOR_THE_END,
-    modules=BART_MODULES,
+    modules=module_names("bart"),
     dropout_fields=BART_DROPOUT,
 )
 """The record of most of these models."""
@@ -279,7 +277,7 @@ FAMILIES = {
         ignored_fields=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         field_writers={},
-        modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
+        modules={**module_names("bart"), "lm_head": "decoder.output_projection"},
     ),
     "pegasus": replace(BART, read_model=_pegasus),
     "blenderbot": replace(BART, read_model=_pegasus),

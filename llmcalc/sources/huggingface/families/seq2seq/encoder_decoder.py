@@ -14,7 +14,7 @@ from typing import Any
 from .....components.head_kind import HeadKind
 from ...config import Config
 from ...dropout import dropout_of
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import IDLE_CROSS_ATTENTION, Table
 from ...registry import causal_class, family_of, typed_config, usual_name
 from ..bert.bert import SECOND_BIAS
@@ -73,15 +73,12 @@ def section_model(
     return table
 
 
-MODULES: Modules = module_names("encoder_decoder")
-"""Names where both models are BERT; of other models' classes, totals alone are compared."""
-
 FAMILIES = {
     "encoder-decoder": Family(
         _encoder_decoder,
         ignored_fields=frozenset({"vocab_size"}),
         generates_text=True,
-        modules=MODULES,
+        modules=module_names("encoder_decoder"),
         deviations=(SECOND_BIAS,),
     )
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, module_names
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
@@ -204,8 +204,6 @@ DECODER: dict[str, Any] = {
 }
 CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
 
-MODULES: Modules = module_names("fast_conformer")
-
 NEMO_ENCODER = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -243,6 +241,6 @@ EARLIER: dict[str, str] = {
 
 
 FAMILIES = {
-    "canary": Family(_canary, modules=MODULES),
-    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier_names=EARLIER),
+    "canary": Family(_canary, modules=module_names("fast_conformer")),
+    "cohere_asr": Family(_cohere_asr, modules=module_names("fast_conformer"), earlier_names=EARLIER),
 }

@@ -85,9 +85,6 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 
-MOONSHINE_MODULES = module_names("moonshine")
-"""Name in a spec → name in Moonshine's classes, of what both of them have."""
-
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
@@ -123,7 +120,7 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "stem.conv3": ".conv3",
             "stem.groupnorm": ".groupnorm",
-            **MOONSHINE_MODULES,
+            **module_names("moonshine"),
             "encoder.norm": "layer_norm",
         },
     ),

@@ -23,7 +23,7 @@ from ...parts import (
     mlp,
     rmsnorm,
 )
-from .bart import BART_MODULES, IGNORED
+from .bart import IGNORED
 
 
 def _trocr(config: Config) -> Table:
@@ -82,7 +82,7 @@ FAMILIES = {
             "num_hidden_layers": "decoder_layers",
             "num_attention_heads": "decoder_attention_heads",
         },
-        modules={**BART_MODULES, "lm_head": "output_projection"},
+        modules={**module_names("bart"), "lm_head": "output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "pix2struct": Family(
