@@ -5,7 +5,7 @@ transformers: the folders of `models` that the model types name.
 
 from __future__ import annotations
 
-from ...family import Family, Quirks, field_names, module_names
+from ...family import Family, Quirks, field_names
 
 OF_LLAVA = field_names(
     """
@@ -69,7 +69,19 @@ FAMILIES = {
         None,
         text_type="qwen2",
         tower_file="ovis",
-        modules=module_names("ovis2"),
+        modules={
+            "towers.vision_tower": "vision_tower.transformer",
+            "towers.vision_tower.embed_norm": "embeddings.rms_norm",
+            "towers.vision_tower.norm": "rms_norm",
+            "towers.self_attn_pre_norm": "rms_norm1",
+            "towers.mlp_pre_norm": "rms_norm2",
+            "towers.mlp": "ffn",
+            "towers.visual_head": "vision_tower",
+            "towers.visual_head.map_1": "head_linear",
+            "towers.visual_head.out_norm": "head_norm",
+            "towers.visual_embeddings_table.map_1": "weight",
+            "towers.visual_embeddings_table.output_marks": "weight",
+        },
     ),
     "deepseek_vl": Family(
         None, text_type="llama", tower_file="llava", modules={"towers.map_1": "linear1", "towers.map_2": "linear2"}
@@ -86,7 +98,11 @@ FAMILIES = {
         None,
         text_type="qwen3",
         tower_file="pixtral",
-        modules=module_names("lighton_ocr"),
+        modules={
+            "towers.vision_projection.map_1": "patch_merger.merging_layer",
+            "towers.vision_projection.map_2": "linear_1",
+            "towers.vision_projection.map_3": "linear_2",
+        },
     ),
     "exaone4_5": Family(
         None,
@@ -98,7 +114,13 @@ FAMILIES = {
         None,
         text_type="hyperclovax",
         tower_file="qwen",
-        modules=module_names("hyperclovax_vision_v2"),
+        modules={
+            "towers.vision_merger": "vision_model.merger",
+            "towers.vision_merger.norm": "ln_q",
+            "towers.vision_merger.map_1": "mlp.0",
+            "towers.vision_merger.map_2": "mlp.2",
+            "towers.projector.map_1": "projector",
+        },
     ),
     "cosmos3_omni": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
     "glm46v": Family(None, text_type="glm4v_text", tower_file="glm"),

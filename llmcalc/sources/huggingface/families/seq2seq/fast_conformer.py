@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
@@ -204,6 +204,46 @@ DECODER: dict[str, Any] = {
 }
 CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
 
+MODULES: Modules = {
+    "stem": "subsampling",
+    "stem.subsampling": "",
+    "stem.subsampling.conv_1": ".subsampling.layers.0",
+    "stem.subsampling.depthwise_2": ".subsampling.layers.2",
+    "stem.subsampling.pointwise_2": ".subsampling.layers.3",
+    "stem.subsampling.depthwise_3": ".subsampling.layers.5",
+    "stem.subsampling.pointwise_3": ".subsampling.layers.6",
+    "stem.subsampling.proj": ".subsampling.linear",
+    "encoder.mlp_1_pre_norm": "norm_feed_forward1",
+    "encoder.self_attn_pre_norm": "norm_self_att",
+    "encoder.convolution_pre_norm": "norm_conv",
+    "encoder.mlp_2_pre_norm": "norm_feed_forward2",
+    "encoder.norm": "norm_out",
+    "mlp_1": "feed_forward1",
+    "mlp_2": "feed_forward2",
+    "encoder.mlp_1.up_proj": "linear1",
+    "encoder.mlp_1.down_proj": "linear2",
+    "encoder.mlp_2.up_proj": "linear1",
+    "encoder.mlp_2.down_proj": "linear2",
+    "convolution": "conv",
+    "convolution.in_proj": "pointwise_conv1",
+    "convolution.conv": "depthwise_conv",
+    "convolution.norm": "norm",
+    "convolution.out_proj": "pointwise_conv2",
+    "r_proj": "relative_k_proj",
+    "content_bias": "bias_u",
+    "position_bias": "bias_v",
+    "output_proj": "decoder.proj",
+    "embed_tokens": "decoder.embed_tokens",
+    "embed_positions": "pos_emb",
+    "embed_norm": "embedding_layernorm",
+    "cross_attn": "encoder_attn",
+    "cross_attn_pre_norm": "post_attention_layernorm",
+    "decoder.mlp_pre_norm": "final_layernorm",
+    "decoder.mlp.up_proj": "fc1",
+    "decoder.mlp.down_proj": "fc2",
+    "lm_head": "proj_out",
+}
+
 NEMO_ENCODER = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -241,6 +281,6 @@ EARLIER: dict[str, str] = {
 
 
 FAMILIES = {
-    "canary": Family(_canary, modules=module_names("fast_conformer")),
-    "cohere_asr": Family(_cohere_asr, modules=module_names("fast_conformer"), earlier_names=EARLIER),
+    "canary": Family(_canary, modules=MODULES),
+    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier_names=EARLIER),
 }
