@@ -23,7 +23,7 @@ from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .rank_run import RankRun
 from .record_chunks import record_chunks
-from .record_passes import MOST_MICROBATCHES, record_passes
+from .record_passes import record_passes
 from .schedule import run_step
 from .settings import MegatronSettings
 
@@ -67,6 +67,10 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
 
+MICROBATCHES_RUN_IN_FULL = 5
+"""Micro-batches of a step up to which all passes are run if they differ by the previous one: recording runs ten."""
+
+
 @without_garbage_collection()
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
@@ -81,7 +85,7 @@ def replay_rank(
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if passes_key_of_rank not in recorded_ranks and not (
-        _differs_by_previous(settings) and rank_run.microbatches <= MOST_MICROBATCHES
+        _differs_by_previous(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
     ):
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
