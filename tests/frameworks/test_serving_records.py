@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
+from llmcalc.device_memory.cuda_runtime import WORKSPACE, Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.inference import Inference
 from llmcalc.device_memory.settings import Settings
@@ -59,6 +60,28 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
     passes = 2
     recorded_alone = passes * sum(len({0, layout.pp - 1}) for layout in layouts)
     assert len(whole._recordings) == (recorded_alone - 2 * passes if layers == 40 else recorded_alone)
+
+
+RUNTIMES = (
+    Runtime(),
+    Runtime(workspace=WORKSPACE, context=384 << 20, gpu="V100-32GB", capability=70, multiprocessors=80),
+    Runtime(workspace=0, context=0, gpu="M3-ULTRA"),
+)
+"""An H100, a GPU with smaller workspaces and other kernels of sdpa, and an accelerator without workspaces."""
+
+
+@pytest.mark.parametrize(("attention", "recordings"), [("flash", 2), ("sdpa", 4)])
+def test_accelerators_with_equal_kernels_share_recorded_passes(attention: Any, recordings: int) -> None:
+    """A rank's memory on each accelerator is that of a rank whose passes are recorded for it alone."""
+    spec = tiny(**{"decoder.block.attention.head_dim": 64})  # cuDNN on an H100, math on a V100
+    settings, layout = Settings(phase="inference", seq=64, attn_implementation=attention), Layout(tp=2, pp=1)
+    shared = Cluster.with_framework(memory(spec, settings), layout, "torch")
+    for runtime in RUNTIMES:
+        for rank in range(2):
+            alone = Cluster.with_framework(memory(spec, settings), layout, "torch").rank_memory(rank, runtime)
+            assert shared.rank_memory(rank, runtime) == alone
+            assert shared.inference_rank(rank).device == shared.inference_rank(0).device
+    assert len(shared.memory._recordings) == recordings
 
 
 def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:
