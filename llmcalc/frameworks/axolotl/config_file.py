@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ..argument_names import argument_names
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, reading_of, size_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE,
@@ -26,9 +26,79 @@ from ..launch.trainer import (
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
-READ = argument_names(__file__, "read")
+READ = field_names("""
+    base_model micro_batch_size gradient_accumulation_steps sequence_len optimizer bf16 fp16 bfloat16 float16 float32
+    load_in_4bit load_in_8bit adapter lora_r lora_target_modules lora_target_linear lora_target_parameters
+    lora_modules_to_save lora_dropout gradient_checkpointing gradient_checkpointing_kwargs attn_implementation
+    flash_attention sdp_attention flex_attention xformers_attention eager_attention torch_compile deepspeed fsdp
+    fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
+    liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
+    chunked_cross_entropy_num_chunks activation_offloading batch_size
+    reward_model process_reward_model peft_use_dora lora_mlp_kernel
+    unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
+    sequence_parallel_degree rl fp8 qat gptq relora layer_offloading tiled_mlp selective_checkpointing
+    auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
+    bnb_config_kwargs model_quantization_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft
+    diffusion llmcompressor
+    lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
+    nvfp4_merge_aware liger_rms_norm_gated
+    """)
 
-IGNORED = argument_names(__file__, "ignored")
+IGNORED = field_names("""
+    base_model_config base_model_ignore_patterns cls_model_config tokenizer_config model_type tokenizer_type
+    tokenizer_use_fast tokenizer_legacy processor_type processor_kwargs tokenizer_use_mistral_common strict
+    is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model datasets
+    test_datasets pretraining_dataset dataset_prepared_path val_set_size output_dir lora_model_dir lora_alpha
+    sample_packing eval_sample_packing pad_to_sequence_len sample_packing_group_size sample_packing_bin_size
+    sample_packing_sequentially wandb_project wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id
+    wandb_mode num_epochs lr_scheduler lr_scheduler_kwargs learning_rate embedding_lr embedding_lr_scale
+    train_on_inputs group_by_length tf32 resume_from_checkpoint auto_resume_from_checkpoints local_rank
+    logging_steps warmup_steps warmup_ratio evals_per_epoch eval_steps eval_strategy saves_per_epoch save_steps
+    save_strategy save_total_limit save_first_step max_steps weight_decay special_tokens tokens
+    added_tokens_overrides debug chat_template chat_template_jinja chat_template_kwargs default_system_message
+    roles_to_train eot_tokens train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
+    shuffle_before_merging_datasets fp8_enable_fsdp_float8_all_gather flex_attn_compile_kwargs save_only_model
+    save_safetensors cosine_min_lr_ratio cosine_constant_lr_ratio use_tensorboard trackio_project_name
+    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels
+    remove_unused_columns center_rewards_coefficient eval_batch_size max_grad_norm adam_beta1 adam_beta2 adam_beta3
+    adam_epsilon adam_epsilon2 hub_model_id hub_strategy hub_revision push_dataset_to_hub hf_use_auth_token
+    early_stopping_patience loss_watchdog_threshold loss_watchdog_patience eval_max_new_tokens eval_table_size
+    eval_causal_lm_metrics do_causal_lm_eval dataset_processes dataset_num_proc dataset_keep_in_memory
+    dataset_shard_num dataset_shard_idx dataset_exact_deduplication skip_prepare_dataset dataloader_num_workers
+    dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last ddp ddp_timeout ddp_bucket_cap_mb
+    ddp_broadcast_buffers ddp_find_unused_parameters accelerator_config mlflow_tracking_uri mlflow_experiment_name
+    hf_mlflow_log_artifacts comet_project_name use_comet torch_compile_backend torch_compile_mode low_cpu_mem_usage
+    lora_fan_in_fan_out peft_use_rslora loraplus_lr_ratio loraplus_lr_embedding gc_steps gc_collect_steps
+    profiler_steps load_best_model_at_end metric_for_best_model greater_is_better revision_of_model
+    excess_length_strategy min_sample_len include_tokens_per_second flash_attn_cross_entropy flash_attn_rms_norm
+    flash_attn_fuse_qkv flash_attn_fuse_mlp field_messages message_property_mappings logging_first_step s2_attention
+    use_otel_metrics qlora_sharded_model_loading torch_dtype fix_untrained_tokens resize_token_embeddings_to_32x
+    batch_flattening split_thinking bench_dataset pretrain_multipack_attn curriculum_sampling hub_private_repo
+    world_size num_labels quantization image_size image_resize_algorithm unused_keys report_to
+    additional_special_tokens async_prefetch
+    axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
+    comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
+    dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
+    fsdp_final_state_dict_type generate_samples generation_do_sample generation_max_new_tokens
+    generation_prompt_ratio generation_temperature generation_top_k generation_top_p gradio_max_new_tokens
+    gradio_server_name gradio_server_port gradio_share gradio_temperature gradio_title heads_k_stride include_tkps
+    is_preprocess jagged_restart_anneal_steps jagged_restart_steps jagged_restart_warmup_steps lora_on_cpu
+    lr_div_factor lr_groups lr_quadratic_warmup lora_alpha_pattern max_packed_sequence_len mean_resizing_embeddings
+    merge_lora merge_method mlflow_run_name multipack_real_batches num_dataset_shards_to_save num_generation_samples
+    optim_args pad_to_multiple_of pad_token peft_init_lora_weights peft_autocast_adapter_dtype
+    pretrain_multipack_buffer_size pretraining_sample_concatenation profiler_steps_start ray_num_workers
+    ray_run_name resources_per_worker revision rl_beta orpo_alpha simpo_gamma cpo_alpha dpo_beta
+    sample_packing_eff_est sample_packing_mp_start_method tokenizer_save_jinja_files torch_compile_options
+    torch_empty_cache_steps total_num_tokens total_supervised_tokens train_on_eot type_of_model unk_token use_eaft
+    eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling max_prompt_len
+    preprocess_iterable preprocess_shards dion_lr dion_momentum dpo_generate_during_eval remove_padding
+    peft_layers_pattern embeddings_skip_upcast loftq_config peft precompute_ref_log_probs torchdistx_path
+    swanlab_project swanlab_run_name use_swanlab swanlab_experiment_name swanlab_description swanlab_mode
+    swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
+    swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
+    swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
+    lora_qkv_kernel lora_o_kernel otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
+    """)
 """Keys that do not change the memory of a training step, or by less than one block."""
 
 REFUSED = {

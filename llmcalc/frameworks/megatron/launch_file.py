@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
-from ..argument_names import argument_names
 from ..launch import trainer
 from ..launch.record import (
     LARGEST,
@@ -34,12 +33,10 @@ from ..launch.record import (
 from ..launch.shell_arithmetic import evaluated
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
+from .ignored_flags import IGNORED, IGNORED_ONCE
 from .model_from_flags import model_of
 from .settings import MegatronSettings
 from .unsupported import unmodelled_arguments
-
-IGNORED = argument_names(__file__, "ignored") | argument_names(__file__, "ignored_in_older_versions")
-"""Arguments, without their hyphens, that do not change the memory of a training step."""
 
 REMOVED = {
     "batch_size": "no longer valid; expected --micro-batch-size",
@@ -291,7 +288,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument in REMOVED:
             raise reader.wrong(flag, REMOVED[argument])
-        elif {flag[2:], flag_of(argument)[2:]} & IGNORED:
+        elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
         elif setting is not False:
             reason = next((reason for prefix, reason in REASONS.items() if argument.startswith(prefix)), "")
