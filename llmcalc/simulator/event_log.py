@@ -138,8 +138,8 @@ class RecordedEvents:
                 if workspace or nbytes != TAKEN
             ]
 
-        steps = ([with_bytes(piece) for piece in step] for step in (self.first_step, self.reported_step))
-        return RecordedEvents(with_bytes(self.set_up), *steps, self.phases)
+        first_step, reported_step = (list(map(with_bytes, step)) for step in (self.first_step, self.reported_step))
+        return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
 
 
 def allocated(events: Sequence[Event]) -> dict[int, int]:
