@@ -14,7 +14,6 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.inference_rank import inference_rank
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
@@ -119,7 +118,7 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
-        least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+        least_bytes = _least_bytes(cluster.inference_rank(0))
     return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
 
 
