@@ -304,7 +304,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
-    """Names the server with the most tokens/s of a device, if the chosen one ties with it and has fewer devices."""
+    """Names the server with the most tokens/s of a device, if another one that ties with it is chosen."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
@@ -318,7 +318,7 @@ def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
         ),
         key=lambda candidate: candidate[0],
     )
-    if cheapest_rate <= chosen_server.point.per_device or cheapest.devices <= chosen_server.point.devices:
+    if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
         return []
     return [
         f"{layout_text(cheapest)} on {several(cheapest.devices, study.hardware.title)} has "
