@@ -267,7 +267,7 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     (line,) = answer(run, "time", "gpt2", "--hardware", "h100", "--seq", "512", "--measured", "1us")["measured"][
         "lines"
     ]
-    assert line.endswith("compare the tokens before this one (--seq; 511 here), the users and the format")
+    assert line.endswith("compare the tokens before this one (--seq; 512 here), the users and the format")
 
 
 PLANS: dict[str, tuple[str, ...]] = {
