@@ -160,8 +160,13 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
     alone = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
     fits: list[int] = []
     fit_factors = calibration.fit_factors
+
+    def counted_fit(linear_fit: calibration.LinearizedRuns) -> Factors:
+        fits.append(len(linear_fit.parts))
+        return fit_factors(linear_fit)
+
     monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))
-    monkeypatch.setattr(calibration, "fit_factors", lambda fit: fits.append(len(fit.parts)) or fit_factors(fit))
+    monkeypatch.setattr(calibration, "fit_factors", counted_fit)
     together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
     assert fits == [6] * 3 + [len(PRICERS)]
     assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
