@@ -95,9 +95,13 @@ INDEXERS = PartChoice(
 
 BLOCK_INDEXERS = PartChoice(
     "block_indexer",
-    {"block_indexer": "mixers.block_indexer:BlockIndexer", "mean_indexer": "mixers.mean_indexer:MeanIndexer"},
+    {
+        "block_indexer": "mixers.block_indexer:BlockIndexer",
+        "mean_indexer": "mixers.mean_indexer:MeanIndexer",
+        "token_indexer": "mixers.token_indexer:TokenIndexer",
+    },
 )
-"""Parts of attention that select the blocks of tokens to attend to."""
+"""Parts of attention that select the tokens or blocks of tokens to attend to."""
 
 LAYERS = PartChoice(
     "block",

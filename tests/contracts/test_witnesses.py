@@ -261,6 +261,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part vision_experts": UNREAD,
         "part query_factors": NOT_RUN,
         "part pooled": NOT_RUN,
+        "part token_indexer": NOT_RUN,
         "part shared_scores": NOT_RUN,
         "part value_experts": NOT_RUN,
         **dict.fromkeys(("layer delayed_hyper", "streams delayed_hyper", "mixer shared_entries"), NOT_RUN),
