@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,17 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
     counted = quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
+
+
+def test_an_index_of_mistral_small_4_in_4_bits_has_the_counted_bytes() -> None:
+    """Of github.com/delsakov/mcp_tests at 41ae95c; mlx-vlm of its day left routers in bf16, as the index's names show."""
+    config = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]}
+    scheme = scheme_of_config({**config, "quantization": {"group_size": 64, "bits": 4, "mode": "affine"}})
+    assert scheme is not None
+    spec = load("mistral-small-4-119b").model
+    routers, bits = 36 * 128 * 4096, Fraction(4 * 64 + 2 * 16, 64)
+    assert params(spec).total == 118_972_826_624
+    assert quantized_size(spec, scheme).total + routers * (16 - bits) / 8 == 66_949_842_944
 
 
 AUTO_ROUND = {
