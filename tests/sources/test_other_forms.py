@@ -212,7 +212,7 @@ def test_the_later_minimind_with_experts_is_198m_a64m() -> None:
 
 @pytest.mark.parametrize("config", [MINIMIND, LATER | EARLIER])
 def test_a_version_of_minimind_is_told_by_its_experts(config: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="num_experts.*expected either num_experts .since 2026. or n_routed_experts"):
+    with pytest.raises(InputError, match=r"num_experts.*expected either num_experts .since 2026. or n_routed_experts"):
         llmcalc.params(config)
 
 

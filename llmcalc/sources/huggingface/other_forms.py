@@ -1,4 +1,4 @@
-"""Configs of other programs: Meta's, ExecuTorch's, Mistral's, OpenAI's, nanoGPT's, nanochat's, mamba_ssm's, … and MLC's.
+"""Configs of other programs: those of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model_args.py, llama_transformer.py and
 attention.py in examples/models/llama of pytorch/executorch; model.py of karpathy/nanoGPT; nanochat/gpt.py

@@ -364,7 +364,7 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
 
 
 def test_an_index_of_mistral_small_4_in_4_bits_has_the_counted_bytes() -> None:
-    """Of github.com/delsakov/mcp_tests at 41ae95c; mlx-vlm of its day left routers in bf16, as the index's names show."""
+    """Of github.com/delsakov/mcp_tests at 41ae95c; mlx-vlm of its day left routers in bf16, as the names show."""
     config = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]}
     scheme = scheme_of_config({**config, "quantization": {"group_size": 64, "bits": 4, "mode": "affine"}})
     assert scheme is not None

@@ -3,8 +3,8 @@
 Its configuration class saves every field, so those of experts tell the versions apart. The first used Meta's names
 (`dim`, `n_layers`). All classes are called `minimind`.
 
-Source: model/model_minimind.py of github.com/jingyaogong/minimind; the earlier versions are the file of the same name at
-github.com/linquanzhi/minimind, and model.py at github.com/HYanChen/MiniMind2.
+Source: model/model_minimind.py of github.com/jingyaogong/minimind; the earlier versions are the file of the same name
+at github.com/linquanzhi/minimind, and model.py at github.com/HYanChen/MiniMind2.
 """
 
 from __future__ import annotations
