@@ -44,6 +44,7 @@ MIXERS = PartChoice(
         "relative": "mixers.relative:RelativeAttention",
         "relative_keys": "relative_keys:RelativeKeyAttention",
         "context": "mixers.context:ContextAttention",
+        "latent_context": "mixers.latent_context:LatentContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "profile": "mixers.profile:ProfileAttention",

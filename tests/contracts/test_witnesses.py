@@ -293,6 +293,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "optimizer sgd under megatron": "no published run has it",
     "mixer fourier": "new: torch's transform was not compared",
     "mixer context": DRAFTED,
+    "mixer latent_context": DRAFTED,
     "layer draft": DRAFTED,
     "layer grouped_conv": DRAFTED,
     "streams target_states": DRAFTED,

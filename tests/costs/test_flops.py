@@ -20,6 +20,7 @@ from llmcalc.components.layers.looped import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.chunked import ChunkedAttention
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
@@ -255,7 +256,7 @@ CHECKPOINTED = {
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
         if "decoder" in getattr(mixer, "sides", ())
-        if mixer not in (MergedAttention, ContextAttention, NgramAttention, ChunkedAttention)
+        if mixer not in (MergedAttention, ContextAttention, LatentContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},

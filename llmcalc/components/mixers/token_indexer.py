@@ -55,12 +55,6 @@ class TokenIndexer(Part):
         """The largest number of tokens that a token attends to."""
         return self.index_topk
 
-    def _scoring_part(self) -> Indexer:
-        """Returns the indexer of latent attention with the same sizes, which may be symbols."""
-        return Indexer.model_construct(
-            index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
-        )
-
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
@@ -69,14 +63,20 @@ class TokenIndexer(Part):
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
         rotation = position.model_copy(update={"rotary_dim": self.rotary_dim})
-        recorder.part("indexer", self._scoring_part(), x, query_latent=x, position=rotation, role="no_grad")
+        indexer = Indexer.model_construct(  # its sizes may be symbols
+            index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
+        )
+        recorder.part("indexer", indexer, x, query_latent=x, position=rotation, role="no_grad")
         mask, keys, values = recorder.selected(x, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
         return keys, values, {"selected": self.index_topk, "selection": mask}
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         width, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
-        return _reference_class()(self._scoring_part(), width, width, rotary_dim, theta)
+        indexer = Indexer(
+            index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
+        )
+        return _reference_class()(indexer, width, width, rotary_dim, theta)
 
 
 @cache
