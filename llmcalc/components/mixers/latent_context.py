@@ -9,7 +9,7 @@ specforge/modeling/draft/dflash.py of sgl-project/SpecForge.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -155,11 +155,10 @@ class LatentContextAttention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        sizes = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
-        return [
-            cls(num_attention_heads=4, **sizes),
-            cls(num_attention_heads=4, **sizes, q_lora_rank=10, sliding_window=5, attention_bias=True),
-        ]
+        four_heads = partial(
+            cls, num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5
+        )
+        return [four_heads(), four_heads(q_lora_rank=10, sliding_window=5, attention_bias=True)]
 
 
 @cache
