@@ -210,6 +210,14 @@ def test_the_later_minimind_with_experts_is_198m_a64m() -> None:
     assert round(llmcalc.params({**LATER, "use_moe": True}).active / 1e6) == 64
 
 
+def test_each_shared_expert_of_minimind_is_one_more_network() -> None:
+    one, two = ({**EARLIER, "use_moe": True, "n_shared_experts": count} for count in (1, 2))
+    assert llmcalc.params(two).total - llmcalc.params(one).total == 8 * 3 * 768 * 2048
+    first = {**FIRST, "use_moe": True}
+    routed_alone = {**first, "n_shared_experts": 0}
+    assert llmcalc.params(first).total - llmcalc.params(routed_alone).total == 16 * 3 * 768 * 2048
+
+
 @pytest.mark.parametrize("config", [MINIMIND, LATER | EARLIER])
 def test_a_version_of_minimind_is_told_by_its_experts(config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"num_experts.*expected either num_experts .since 2026. or n_routed_experts"):
