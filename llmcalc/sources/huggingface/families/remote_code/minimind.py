@@ -43,7 +43,7 @@ def _later(config: Config) -> Table:
 def _earlier(config: Config) -> Table:
     """Reads the versions of 2024 and 2025, which always tie their head.
 
-    `n_shared_experts` is the number of shared experts, or true for one.
+    In the first, any value of `n_shared_experts` but null means one shared expert; in the second it is their number.
     """
     config = config.with_fields(tie_word_embeddings=True)
     config.require("scoring_func", "softmax")
@@ -54,8 +54,9 @@ def _earlier(config: Config) -> Table:
         width = multiple * ceil_div(8 * hidden // 3, multiple)
     network = glu(config, width=width)
     if config.flag("use_moe"):
-        stated = config.get("n_shared_experts")
-        shared_count = 1 if isinstance(stated, bool) else config.count("n_shared_experts")
+        has_metas_names = "dim" in config.data
+        has_one = config.get("n_shared_experts") is not None
+        shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
         shared = glu(config, width=width * shared_count) if shared_count else None
         network = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, shared)
     return decoder(config, layer_table(attention(config), network, norm), norm)
