@@ -213,7 +213,7 @@ def test_the_later_minimind_with_experts_is_198m_a64m() -> None:
 def test_each_shared_expert_of_minimind_is_one_more_network() -> None:
     one, two = ({**EARLIER, "use_moe": True, "n_shared_experts": count} for count in (1, 2))
     assert llmcalc.params(two).total - llmcalc.params(one).total == 8 * 3 * 768 * 2048
-    first = {**FIRST, "use_moe": True}
+    first = {**FIRST, "use_moe": True, "num_experts_per_tok": 2}
     routed_alone = {**first, "n_shared_experts": None}
     assert llmcalc.params(first).total - llmcalc.params(routed_alone).total == 16 * 3 * 768 * 2048
     assert llmcalc.params({**first, "n_shared_experts": 2}).total == llmcalc.params(first).total
