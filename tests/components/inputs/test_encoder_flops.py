@@ -256,7 +256,7 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
     else:
         features = torch.ones(encoded.parts, tower.stack.stem.num_mel_bins, encoded.rows)
         if hasattr(model, "get_audio_features"):
-            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind else ()
+            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind or kind == "glmasr" else ()
             if kind == "musicflamingo":
                 further = *further, torch.full((1, encoded.rows // 4), model.config.audio_token_id)
             model.get_audio_features(features, *further)

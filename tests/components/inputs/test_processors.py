@@ -544,15 +544,23 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
     assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
 
 
-@pytest.mark.parametrize("name", ["audioflamingo3", "musicflamingo"])
+CLASSES_OF_CLIPS = {
+    "audioflamingo3": ("AudioFlamingo3Processor", 600, {"merge": 2}),
+    "musicflamingo": ("MusicFlamingoProcessor", 1200, {"merge": 2, "marks": 2}),
+    "glmasr": ("GlmAsrProcessor", 655, {"merge": 4}),
+}
+"""Processor that cuts audio into clips → its class, its longest recording, fields of its rule."""
+
+
+@pytest.mark.parametrize("name", CLASSES_OF_CLIPS)
 def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(name: str) -> None:
     import numpy as np
 
     module = import_module(f"transformers.models.{name}.processing_{name}")
-    cls: Any = getattr(module, {"audioflamingo3": "AudioFlamingo3Processor"}.get(name, "MusicFlamingoProcessor"))
+    class_name, most_seconds, rule_fields = CLASSES_OF_CLIPS[name]
+    cls: Any = getattr(module, class_name)
     extractor = transformers.WhisperFeatureExtractor(feature_size=8)
-    most_seconds, marks = {"audioflamingo3": (600, 0), "musicflamingo": (1200, 2)}[name]
-    rule = Clips(merge=2, several=True, max_clips=most_seconds // 30, marks=marks)
+    rule = Clips(several=True, max_clips=most_seconds // 30, **rule_fields)
     fields = SimpleNamespace(feature_extractor=extractor, max_audio_len=most_seconds, audio_token="<")
     fields.audio_bos_token = fields.audio_eos_token = "<"
     fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
@@ -564,7 +572,8 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         encoded = rule.encode(seconds)
         assert encoded.tokens == texts[0].count("<")
         assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
-    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {most_seconds}"):
+    longest = most_seconds // 30 * 30
+    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {longest}"):
         rule.encode(most_seconds + 1)
 
 

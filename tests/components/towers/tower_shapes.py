@@ -118,6 +118,7 @@ WHISPER = {
     "num_mel_bins": 10,
     "max_source_positions": 12,
 }
+GLMASR = {name: size for name, size in WHISPER.items() if name != "max_source_positions"}
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -714,6 +715,14 @@ WRAPPERS: dict[str, Shapes] = {
         "Qwen3ASRForConditionalGeneration",
         {"audio_tower": ("audio_tower",), "multi_modal_projector": ("audio_projector",)},
         [{"audio_config": QWEN3_AUDIO}, {"audio_config": {**QWEN3_AUDIO, "activation_function": "relu"}}],
+    ),
+    "glmasr": (
+        "GlmAsrForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": GLMASR},
+            {"audio_config": {**GLMASR, "intermediate_size": 48, "num_key_value_heads": 2, "hidden_act": "silu"}},
+        ],
     ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",

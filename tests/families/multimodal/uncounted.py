@@ -132,7 +132,6 @@ WRAPPERS = {
     ),
     "granite_speech": UncountedModules("GraniteSpeechForConditionalGeneration", "encoder + projector"),
     "granite_speech_plus": UncountedModules("GraniteSpeechPlusForConditionalGeneration", "encoder + projector"),
-    "glmasr": UncountedModules("GlmAsrForConditionalGeneration", "audio_tower + multi_modal_projector"),
     "fun_asr_nano": UncountedModules(
         "FunAsrNanoForConditionalGeneration",
         "audio_tower + multi_modal_projector",

@@ -68,23 +68,6 @@ FAMILIES = {
         text_type="granite",
         uncounted_encoders={"encoder_config": "granite_speech_plus_encoder", "projector_config": "blip_2_qformer"},
     ),
-    "glmasr": Family(
-        None,
-        text_type="llama",
-        text_defaults={
-            "vocab_size": 59264,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        },
-        ignored_fields=frozenset({"text_config.rope_dim"}),  # of its own code, which rotates whole heads
-        uncounted_encoders={"audio_config": "glmasr_encoder"},
-    ),
     "fun_asr_nano": Family(
         None,
         text_type="qwen3",
