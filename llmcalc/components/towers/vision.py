@@ -103,6 +103,9 @@ class VisionTower(TowerPart):
     registers: the number of further learned vectors that are added to it (Darcet 2023, arXiv:2309.16588), 0 by
         default. With registers, positions are added to the patches alone.
     pooling: the pooling head, none by default.
+    video_frames: the number of frames of a patch of a video, whose projection images do not use (C-RADIO); none by
+        default.
+    summary_vectors: the number of stored indices of vectors that summarise an image (C-RADIO), 0 by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
     frees_first_input: whether the class frees the first layer's input after that layer, because it gives the output of
@@ -120,6 +123,8 @@ class VisionTower(TowerPart):
     class_embedding: Flag = False
     registers: int = Field(default=0, ge=0, le=1000, strict=True)
     pooling: AttentionPooling | None = None
+    video_frames: Width | None = None
+    summary_vectors: int = Field(default=0, ge=0, le=1000, strict=True)
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     frees_first_input: Flag = False
@@ -155,6 +160,11 @@ class VisionTower(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
+        if self.video_frames is not None:
+            frames_read = x.view(*x.axes, Axis("video_frames", self.video_frames))
+            recorder.linear("video_patch_embedding", frames_read, hidden, bias=self.patches.bias, role="idle")
+        if self.summary_vectors:
+            recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.registers:
             x = self._add_positions(recorder, x)
@@ -247,6 +257,8 @@ class VisionTower(TowerPart):
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
                 registers=3,
+                video_frames=2,
+                summary_vectors=2,
             ),
             cls(
                 hidden_size=10,
@@ -300,6 +312,11 @@ def _reference_class() -> type[nn.Module]:
             self.patch_embedding = nn.Linear(
                 p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias
             )
+            if spec.video_frames is not None:
+                video_width = spec.video_frames * self.patch_embedding.in_features
+                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=p.bias)
+            if spec.summary_vectors:
+                self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.registers:

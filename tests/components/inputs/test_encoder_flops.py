@@ -97,6 +97,9 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
         merges = {"image_merge_sizes": torch.tensor([1])} if kind == "video_llama_3" else {}
         return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid, **merges}
+    if rule.type == "patch_grid":
+        grid = torch.tensor([[encoded.rows, encoded.columns]])
+        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_hw": grid}
     if rule.type == "padded":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
         square = patches.num_channels, side, side

@@ -393,6 +393,18 @@ def hunyuan(height: int, width: int) -> Measured:
     return 1, counts["num_image_patches"][0], counts["num_image_tokens"][0]
 
 
+@lru_cache(maxsize=1)
+def nemotron_function() -> Any:
+    path = "nemotron_h_omni/image_processing_nemotron_h_omni.py"
+    return function_of(path, "get_patch_grid_size")["get_patch_grid_size"]
+
+
+def nemotron(height: int, width: int) -> Measured:
+    """A start and an end mark stand around the tokens (`replace_image_token` of its processor)."""
+    patches = math.prod(nemotron_function()(height, width, 16, 2, 1024, 13312))
+    return 1, patches, patches // 4 + 2
+
+
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 ARIA_SHAPES = [*((1, across) for across in range(2, 9)), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)]
@@ -451,6 +463,11 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         | {"least_scaling": True},
         16,
         cohere,
+    ),
+    "nemotron_h_omni": (
+        {"type": "patch_grid", "merge": 2, "min_patches": 1024, "max_patches": 13312, "marks": 2},
+        16,
+        nemotron,
     ),
     "lfm2_vl": ({"type": "native_tiles", "merge": 2, **LFM2_LIMITS}, 16, lfm2),
     "ovis2": ({"type": "covering", "size": 448, "max_tiles": 9, "merge": 2}, 14, ovis),

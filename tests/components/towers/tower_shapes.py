@@ -119,6 +119,11 @@ WHISPER = {
     "max_source_positions": 12,
 }
 GLMASR = {name: size for name, size in WHISPER.items() if name != "max_source_positions"}
+RADIO: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "max_img_size": 24,
+    "video_temporal_patch_size": 2,
+}
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -722,6 +727,20 @@ WRAPPERS: dict[str, Shapes] = {
         [
             {"audio_config": GLMASR},
             {"audio_config": {**GLMASR, "intermediate_size": 48, "num_key_value_heads": 2, "hidden_act": "silu"}},
+        ],
+    ),
+    "nemotron_h_omni": (
+        "NemotronH_Omni_Reasoning_V3",
+        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {"vision_config": RADIO, "vision_hidden_size": 24, "projector_hidden_size": 20},
+            {
+                "vision_config": {**RADIO, "num_channels": 1, "qkv_bias": False, "mlp_ratio": 2.5, "num_registers": 0}
+                | {"video_temporal_patch_size": 3},
+                "vision_hidden_size": 24,
+                "video_temporal_patch_size": 3,
+                "downsample_ratio": 0.25,
+            },
         ],
     ),
     "phi4_multimodal": (

@@ -123,9 +123,6 @@ WRAPPERS = {
     "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
     "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),
     "minicpm_ocr": UncountedModules("MiniCPMOcrForConditionalGeneration", "vision_tower + merger"),
-    "nemotron_h_omni": UncountedModules(
-        "NemotronH_Omni_Reasoning_V3", "vision_model + multi_modal_projector", text_model="language_model"
-    ),
     "nemo_speechlm": UncountedModules(
         "Nemotron3_5TranscribeForConditionalGeneration",
         "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",

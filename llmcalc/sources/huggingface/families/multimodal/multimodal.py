@@ -157,4 +157,17 @@ FAMILIES = {
         ignored_fields=frozenset({"text_config.rope_dim"}),  # of its own code, which rotates whole heads
         tower_file="audio",
     ),
+    "nemotron_h_omni": Family(
+        None,
+        text_type="nemotron_h",
+        tying_source="text",
+        tower_file="radio",
+        modules={
+            "towers.patch_embedding": "embeddings.patch_projection",
+            "towers.video_patch_embedding": "embeddings.video_patch_projection",
+            "towers.registers": "embeddings.cls_register_token",
+            "towers.self_attn_out_scale": "layer_scale1.lambda1",
+            "towers.mlp_out_scale": "layer_scale2.lambda1",
+        },
+    ),
 }

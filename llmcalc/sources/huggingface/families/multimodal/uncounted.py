@@ -46,9 +46,6 @@ FAMILIES = {
     "minicpmv4_6": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}),
     "minicpmv4_7": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}),
     "minicpm_ocr": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
-    "nemotron_h_omni": Family(
-        None, text_type="nemotron_h", tying_source="text", uncounted_encoders={"vision_config": "radio"}
-    ),
     "nemo_speechlm": Family(
         None,
         text_type="nemotron_h",
