@@ -249,6 +249,9 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
         model.get_audio_features(torch.ones(1, mels, frames + padding), mask)
     elif tower.type == "projector":
         model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
+    elif tower.audio.type == "recording" and tower.type == "audio":
+        features = torch.ones(*batch, tower.stack.stem.subsampling.num_mel_bins)
+        model.get_audio_features(features, torch.ones(*batch).bool())
     elif tower.type == "conformer":
         features = torch.ones(*batch, tower.subsampling.num_mel_bins)
         if kind == "phi4_multimodal":

@@ -124,6 +124,10 @@ RADIO: dict[str, Any] = {
     "max_img_size": 24,
     "video_temporal_patch_size": 2,
 }
+PARAKEET: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
+    "subsampling_conv_channels": 6, "projection_hidden_size": 20, "projection_bias": False,
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -731,9 +735,15 @@ WRAPPERS: dict[str, Shapes] = {
     ),
     "nemotron_h_omni": (
         "NemotronH_Omni_Reasoning_V3",
-        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)},
+        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)}
+        | {"audio_tower": ("audio_tower",), "embed_audio": ("embed_audio",)},
         [
-            {"vision_config": RADIO, "vision_hidden_size": 24, "projector_hidden_size": 20},
+            {
+                "vision_config": RADIO,
+                "vision_hidden_size": 24,
+                "audio_config": {**PARAKEET, "attention_bias": True, "projection_bias": True},
+            },
+            {"vision_config": RADIO, "audio_config": PARAKEET, "vision_hidden_size": 24, "projector_hidden_size": 20},
             {
                 "vision_config": {**RADIO, "num_channels": 1, "qkv_bias": False, "mlp_ratio": 2.5, "num_registers": 0}
                 | {"video_temporal_patch_size": 3},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import field_names
 from ..parts import QKVO, ACTIVATIONS, Table, biases, layer_table, layernorm, mlp, rmsnorm
+from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
 from .section import Section, merged_square_side, projector, self_attention, vision_transformer
 
 LEAST_PATCHES, MOST_PATCHES = 1024, 13312
@@ -56,6 +57,23 @@ def _radio(config: Config) -> Table:
     )
 
 
+def _read_nemotron_audio(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers."""
+    stack = parakeet_encoder(config)
+    h, bias = stack.pop("hidden_size"), config.flag("projection_bias")
+    linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (width, bias, "identity")
+    audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
+    return {
+        "audio_tower": {
+            "type": "audio",
+            "hidden_size": h,
+            "stack": stack,
+            "audio": {**audio_rule, "frames_per_token": config.size("subsampling_factor")},
+        },
+        "embed_audio": projector(h, *linear_layers, norm=rmsnorm(1e-5)),
+    }
+
+
 RADIO: Table = {
     "hidden_size": 1280,
     "num_hidden_layers": 32,
@@ -92,6 +110,12 @@ WRAPPERS = {
             },
             {"video_temporal_patch_size": 2},
             FIELDS,
-        )
+        ),
+        "audio_config": Section(
+            _read_nemotron_audio,
+            {"parakeet_encoder": PARAKEET, "parakeet": PARAKEET},
+            default_section=None,
+            ignored_fields=NO_COUNT | PARAKEET_FIELDS | {"attention_dropout"},
+        ),
     },
 }

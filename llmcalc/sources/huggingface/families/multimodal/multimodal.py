@@ -6,6 +6,7 @@ transformers: the folders of `models` that the model types name.
 from __future__ import annotations
 
 from ...family import Family, Quirks, field_names
+from ..seq2seq.fast_conformer import ENCODER_MODULES as PARAKEET
 
 OF_LLAVA = field_names(
     """
@@ -163,6 +164,9 @@ FAMILIES = {
         tying_source="text",
         tower_file="radio",
         modules={
+            **{f"towers.{name.removeprefix('encoder.')}": place for name, place in PARAKEET.items()},
+            "towers.self_attn_pre_norm": "norm_self_att | norm1",
+            "towers.embed_audio.norm": "layer_norm",
             "towers.patch_embedding": "embeddings.patch_projection",
             "towers.video_patch_embedding": "embeddings.video_patch_projection",
             "towers.registers": "embeddings.cls_register_token",

@@ -210,7 +210,7 @@ DECODER: dict[str, Any] = {
 }
 CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
 
-MODULES: Modules = {
+ENCODER_MODULES: Modules = {
     "stem": "subsampling",
     "stem.subsampling": "",
     "stem.subsampling.conv_1": ".subsampling.layers.0",
@@ -238,6 +238,11 @@ MODULES: Modules = {
     "r_proj": "relative_k_proj",
     "content_bias": "bias_u",
     "position_bias": "bias_v",
+}
+"""Name in a spec → name in the class of the FastConformer."""
+
+MODULES: Modules = {
+    **ENCODER_MODULES,
     "output_proj": "decoder.proj",
     "embed_tokens": "decoder.embed_tokens",
     "embed_positions": "pos_emb",
