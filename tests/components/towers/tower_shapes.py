@@ -128,6 +128,14 @@ PARAKEET: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
     "subsampling_conv_channels": 6, "projection_hidden_size": 20, "projection_bias": False,
 }  # fmt: skip
+JANUS: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "image_size": 24, "projection_dim": 32, "num_image_tokens": 36,
+}  # fmt: skip
+JANUS_TOKENIZER: dict[str, Any] = {
+    "num_embeddings": 40, "embed_dim": 4, "latent_channels": 6, "base_channels": 32,
+    "channel_multiplier": [1, 1, 1, 1, 2], "num_res_blocks": 1, "projection_dim": 32, "image_token_embed_dim": 32,
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -503,6 +511,22 @@ WRAPPERS: dict[str, Shapes] = {
                 "vocabulary_map": VOCABULARY_MAP,
                 "vq_config": {**EMU3, "channel_multiplier": [1, 1, 2], "attn_resolutions": [5], "in_channels": 1}
                 | {"num_res_blocks": 2, "temporal_downsample_factor": 2, "num_attention_heads": 2},
+            },
+        ],
+    ),
+    "janus": (
+        "JanusForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "aligner": ("aligner",),
+            "vqmodel + generation_embeddings + generation_aligner + generation_head": ("image_tokenizer",),
+        },
+        [
+            {"vision_config": JANUS, "vq_config": JANUS_TOKENIZER},
+            {
+                "vision_config": {**JANUS, "attention_bias": False, "mlp_ratio": 2.5, "depth": 3, "num_channels": 1},
+                "vq_config": {**JANUS_TOKENIZER, "channel_multiplier": [1], "num_res_blocks": 2, "in_channels": 1}
+                | {"num_hidden_layers": 3},
             },
         ],
     ),

@@ -110,10 +110,6 @@ WRAPPERS = {
     ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "janus": UncountedModules(
-        "JanusForConditionalGeneration",
-        "vision_model + aligner + vqmodel + generation_embeddings + generation_aligner + generation_head",
-    ),
     "deepseek_vl_hybrid": UncountedModules(
         "DeepseekVLHybridForConditionalGeneration",
         "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha + vision_model + "

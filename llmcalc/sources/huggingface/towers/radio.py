@@ -58,8 +58,11 @@ def _radio(config: Config) -> Table:
 
 
 def _read_nemotron_audio(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers."""
-    stack = parakeet_encoder(config)
+    """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers.
+
+    Its attention has no biases unless the config states them.
+    """
+    stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
     h, bias = stack.pop("hidden_size"), config.flag("projection_bias")
     linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (width, bias, "identity")
     audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}

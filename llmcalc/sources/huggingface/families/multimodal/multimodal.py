@@ -25,6 +25,31 @@ LLAVA_TOWERS = {
 }
 """Parts of flat LLaVA configs that their own code loads from other repositories; no class of transformers has them."""
 
+JANUS_TOKENIZER = {
+    "image_tokenizer": "vqmodel",
+    "codebook": "quantize.embedding",
+    "decoder": "decoder + .post_quant_conv",
+    "post_quant_conv": ".post_quant_conv",
+    **{f"encoder.level_{i}": f"down.{i}" for i in range(8)},
+    **{f"decoder.level_{i}": f"up.{4 - i}" for i in range(5)},
+    **{f"block_{i + 1}": f"block.{i}" for i in range(8)},
+    **{f"attn_{i + 1}": f"attn.{i} - attn.{i}.norm" for i in range(8)},
+    **{f"attn_{i + 1}_norm": f"attn.{i}.norm" for i in range(8)},
+    "middle_1": "mid.block_1",
+    "middle_2": "mid.block_2",
+    "middle_attn": "mid.attn_1 - mid.attn_1.norm",
+    "middle_attn_norm": "mid.attn_1.norm",
+    **{f"{name}_{i}": f"{name}{i}" for name in ("conv", "norm") for i in (1, 2)},
+    "shortcut": "nin_shortcut",
+    "downsample": "downsample.conv",
+    "generation": ".generation_embeddings + .generation_aligner + .generation_head",
+    "generation.embeddings": ".generation_embeddings",
+    "generation.map_1": ".generation_aligner.fc1",
+    "generation.map_2": ".generation_aligner.hidden_layers.0",
+    "head_1": ".generation_head.proj_out",
+    "head_2": ".generation_head.vision_head",
+}
+"""Node of Janus's image tokenizer → module of `JanusModel`, whose decoder has its five levels in the reverse order."""
 
 FAMILIES = {
     "llava": Family(
@@ -172,6 +197,17 @@ FAMILIES = {
             "towers.registers": "embeddings.cls_register_token",
             "towers.self_attn_out_scale": "layer_scale1.lambda1",
             "towers.mlp_out_scale": "layer_scale2.lambda1",
+        },
+    ),
+    "janus": Family(
+        None,
+        text_type="llama",
+        tower_file="emu",
+        modules={
+            **{f"towers.{node}": module for node, module in JANUS_TOKENIZER.items()},
+            "towers.o_proj": "projection_layer | proj_out",
+            "towers.aligner.map_1": "fc1",
+            "towers.aligner.map_2": "hidden_layers.0",
         },
     ),
 }

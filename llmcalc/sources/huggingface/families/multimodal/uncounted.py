@@ -30,9 +30,6 @@ FAMILIES = {
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "janus": Family(
-        None, text_type="llama", uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"}
-    ),
     "deepseek_vl_hybrid": Family(
         None,
         text_type="llama",

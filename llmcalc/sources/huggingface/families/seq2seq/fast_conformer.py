@@ -176,7 +176,6 @@ PARAKEET: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 8,
-    "head_dim": None,
     "intermediate_size": 4096,
     "hidden_act": "silu",
     "attention_bias": True,
