@@ -27,6 +27,23 @@ IMAGES = Sequences("images")
 
 
 @frozen(slots=True)
+class PaddedSquares(Rows):
+    """The patches of an encoder's pass, with rows and columns padded to whole squares.
+
+    side: the side of a square, in patches.
+    """
+
+    name: str = "padded squares"
+    side: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        if not isinstance(workload, EncoderPass):
+            raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
+        rows, columns = (ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns))
+        return times(rows, columns)
+
+
+@frozen(slots=True)
 class Distances(Rows):
     """One row per distance between a query and a key, shared by all sequences."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .mobilenet import MobileNet
     from .patches import PatchEmbedder
     from .projector import Projector
+    from .sam import SamEncoder
     from .vision import VisionTower
 
 TOWERS = PartChoice(
@@ -38,11 +39,13 @@ TOWERS = PartChoice(
         "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
+        "sam": "towers.sam:SamEncoder",
     },
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | ImageTokenizer | MobileNet | PatchEmbedder | Projector
+    Encoder: TypeAlias = VisionTower | AudioTower | Conformer | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    Tower: TypeAlias = Encoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""
@@ -59,18 +62,19 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
     """Yields each tower, and the names of the earlier towers whose output the tower may read.
 
     A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
-    it. Other towers read none.
+    it, each with the projectors after it. Other towers read none.
     """
     readable: list[str] = []
-    encoder_names: list[str] = []
+    encoder_outputs: list[str] = []
     for name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
             yield name, tower, []
             readable = [name]
-            encoder_names.append(name)
+            encoder_outputs.append(name)
         else:
-            yield name, tower, readable if tower.encoders == 1 else encoder_names[-tower.encoders :]
+            yield name, tower, readable if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
             readable = [*readable[:1], name]
+            encoder_outputs[-1:] = [name]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:

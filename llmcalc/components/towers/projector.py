@@ -123,7 +123,8 @@ class Projector(TowerPart):
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
-    encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
+    encoders: the number of encoders before it, each with its projectors, whose outputs for a patch it reads side by
+        side (OpenVLA), 1 by default.
     encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
         (ViP-LLaVA), 1 by default.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default

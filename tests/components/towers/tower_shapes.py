@@ -136,6 +136,12 @@ JANUS_TOKENIZER: dict[str, Any] = {
     "num_embeddings": 40, "embed_dim": 4, "latent_channels": 6, "base_channels": 32,
     "channel_multiplier": [1, 1, 1, 1, 2], "num_res_blocks": 1, "projection_dim": 32, "image_token_embed_dim": 32,
 }  # fmt: skip
+SAM: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
+    "global_attn_indexes": [1],
+}  # fmt: skip
+SAM_OF_MODEL = {**SAM, "model_type": "sam_vision_model", "qkv_bias": False}
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -775,6 +781,32 @@ WRAPPERS: dict[str, Shapes] = {
                 "video_temporal_patch_size": 3,
                 "downsample_ratio": 0.25,
             },
+        ],
+    ),
+    **{
+        kind: (
+            "GotOcr2ForConditionalGeneration",
+            {"vision_tower + multi_modal_projector": ("vision_tower", "multi_modal_projector")},
+            [
+                {"vision_config": {**SAM, "image_size": 256}},
+                {"vision_config": {**SAM, "qkv_bias": False, "use_abs_pos": False, "num_channels": 1}},
+                {"vision_config": {**SAM, "use_rel_pos": False, "global_attn_indexes": [], "window_size": 2}},
+            ],
+        )
+        for kind in ("got_ocr2", "pp_chart2table")
+    },
+    "deepseek_vl_hybrid": (
+        "DeepseekVLHybridForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "aligner": ("vision_aligner", "high_res_vision_aligner", "aligner"),
+            "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha": (
+                "high_res_vision_model",
+            ),
+        },
+        [
+            {"vision_config": SIGLIP, "high_res_vision_config": SAM},
+            {"vision_config": SIGLIP, "high_res_vision_config": {**SAM_OF_MODEL, "mlp_ratio": 2.5, "mlp_dim": None}},
         ],
     ),
     "phi4_multimodal": (

@@ -108,13 +108,6 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "deepseek_vl_hybrid": UncountedModules(
-        "DeepseekVLHybridForConditionalGeneration",
-        "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha + vision_model + "
-        "aligner",
-    ),
     "idefics2": UncountedModules("Idefics2ForConditionalGeneration", "vision_model + connector"),
     "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
     "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),

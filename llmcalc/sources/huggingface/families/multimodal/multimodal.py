@@ -50,6 +50,24 @@ JANUS_TOKENIZER = {
     "head_2": ".generation_head.vision_head",
 }
 """Node of Janus's image tokenizer → module of `JanusModel`, whose decoder has its five levels in the reverse order."""
+SAM_MODULES = {
+    "towers.patch_embedding": "patch_embed.projection | embeddings.patch_embedding",
+    "towers.position_embedding": "pos_embed | embeddings.position_embedding",
+    "towers.row_distances": "rel_pos_h",
+    "towers.column_distances": "rel_pos_w",
+    **{f"towers.{letter}_proj": f"qkv/3 | {letter}_proj" for letter in "qkv"},
+    "towers.up_proj": "lin1 | fc1 | .fc1",
+    "towers.down_proj": "lin2 | fc2 | .fc2",
+    **{f"towers.{name}_{i}": f"{module}{i}" for name, module in (("conv", "conv"), ("norm", "layer_norm")) for i in (1, 2)},
+}
+"""Node of SAM's encoder → module of `SamVisionEncoder`."""
+
+GOT_MODULES = {
+    **SAM_MODULES,
+    "towers.halving_1": "multi_modal_projector.conv_upsampler1",
+    "towers.halving_2": "multi_modal_projector.conv_upsampler2",
+    "towers.multi_modal_projector.map_1": "multimodal_projector",
+}
 
 FAMILIES = {
     "llava": Family(
@@ -208,6 +226,27 @@ FAMILIES = {
             "towers.o_proj": "projection_layer | proj_out",
             "towers.aligner.map_1": "fc1",
             "towers.aligner.map_2": "hidden_layers.0",
+        },
+    ),
+    "got_ocr2": Family(None, text_type="qwen2", tower_file="sam", modules=GOT_MODULES),
+    "pp_chart2table": Family(None, text_type="qwen2", tower_file="sam", modules=GOT_MODULES),
+    "deepseek_vl_hybrid": Family(
+        None,
+        text_type="llama",
+        tower_file="sam",
+        ignored_fields=frozenset({"high_res_vision_config"}),
+        modules={
+            **SAM_MODULES,
+            "towers.high_res_vision_model": "high_res_vision_model.vision_encoder",
+            "towers.vision_aligner": "aligner",
+            "towers.vision_aligner.map_1": "vision_proj",
+            "towers.high_res_vision_aligner": "aligner",
+            "towers.high_res_vision_aligner.map_1": "high_res_vision_proj",
+            "towers.aligner.map_1": "proj",
+            "towers.second_neck": ".high_res_vision_neck + .high_res_vision_alpha",
+            "towers.second_neck.factor": ".high_res_vision_alpha",
+            "towers.halving_1": ".high_res_vision_proj.conv1",
+            "towers.halving_2": ".high_res_vision_proj.conv2",
         },
     ),
 }

@@ -24,17 +24,10 @@ FAMILIES = {
         tying_source="text",
         uncounted_encoders={"encoder": "wav2vec2"},
     ),
-    "got_ocr2": Family(None, text_type="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
-    "pp_chart2table": Family(None, text_type="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
     "fast_vlm": Family(
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "deepseek_vl_hybrid": Family(
-        None,
-        text_type="llama",
-        uncounted_encoders={"vision_config": "siglip_vision_model", "high_res_vision_config": "sam_vision_model"},
-    ),
     "idefics2": Family(
         None,
         text_type="mistral",
