@@ -121,6 +121,18 @@ class Padded(Rows):
 
 
 @frozen(slots=True)
+class Windows(Rows):
+    """One row for each window of `window` rows of `of`, the last of which may be padded."""
+
+    name: str = "windows"
+    of: Rows = PATCHES
+    window: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        return ceil_div(self.of.new_rows(workload), self.window)
+
+
+@frozen(slots=True)
 class FromZeros(Rows):
     """The recurrent states before each row (token) of `of`. The first state is zeros."""
 

@@ -142,6 +142,11 @@ SAM: dict[str, Any] = {
     "global_attn_indexes": [1],
 }  # fmt: skip
 SAM_OF_MODEL = {**SAM, "model_type": "sam_vision_model", "qkv_bias": False}
+IDEFICS2 = {name: size for name, size in CLIP.items() if name != "model_type"}
+PERCEIVER = {
+    "hidden_size": 32, "resampler_n_latents": 3, "resampler_depth": 2, "resampler_n_heads": 4,
+    "resampler_head_dim": 6, "num_key_value_heads": 2,
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -488,6 +493,17 @@ WRAPPERS: dict[str, Shapes] = {
         "LlavaOnevisionForConditionalGeneration",
         {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
         [{"vision_config": SIGLIP}, {"vision_config": CLIP}],
+    ),
+    "idefics2": (
+        "Idefics2ForConditionalGeneration",
+        {"vision_model": ("vision_model",), "connector": ("connector_projection", "connector")},
+        [
+            {"vision_config": IDEFICS2, "perceiver_config": PERCEIVER},
+            {
+                "vision_config": {**IDEFICS2, "num_channels": 1, "hidden_act": "relu"},
+                "perceiver_config": {**PERCEIVER, "num_key_value_heads": 4, "resampler_depth": 1},
+            },
+        ],
     ),
     "idefics3": (
         "Idefics3ForConditionalGeneration",

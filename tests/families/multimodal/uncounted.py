@@ -108,7 +108,6 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "idefics2": UncountedModules("Idefics2ForConditionalGeneration", "vision_model + connector"),
     "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
     "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),
     "minicpm_ocr": UncountedModules("MiniCPMOcrForConditionalGeneration", "vision_tower + merger"),

@@ -249,4 +249,20 @@ FAMILIES = {
             "towers.halving_2": ".high_res_vision_proj.conv2",
         },
     ),
+    "idefics2": Family(
+        None,
+        text_type="mistral",
+        tower_file="llava",
+        ignored_fields=frozenset({"perceiver_config"}),
+        modules={
+            "towers.connector_projection": "connector.modality_projection",
+            "towers.connector_projection.map_1": "gate_proj + up_proj",
+            "towers.connector_projection.map_2": "down_proj",
+            "towers.connector.resampler": "perceiver_resampler",
+            "towers.resampler.query": "latents",
+            "towers.latents_norm": "input_latents_norm",
+            "towers.patches_norm": "input_context_norm",
+            "towers.mlp_pre_norm": "layer_norm2 | post_attention_layernorm",
+        },
+    ),
 }
