@@ -22,6 +22,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .ctc_conformer import CtcConformer
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
     from .patches import PatchEmbedder
@@ -35,6 +36,7 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "ctc_conformer": "towers.ctc_conformer:CtcConformer",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
@@ -44,8 +46,9 @@ TOWERS = PartChoice(
 )
 
 if TYPE_CHECKING:
-    Encoder: TypeAlias = VisionTower | AudioTower | Conformer | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
-    Tower: TypeAlias = Encoder | Projector
+    VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    AudioEncoder: TypeAlias = AudioTower | Conformer | CtcConformer
+    Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""

@@ -16,7 +16,8 @@ from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, Multiple, Padded, Windows
+from ...workload.derived_rows import IMAGES, Multiple, Padded, Table, Windows
+from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -36,8 +37,8 @@ class QFormer(LearnedQueries):
     cross_attention_frequency: every how many layers the queries read the patches, the first layer included.
     feed_forward: the network of a layer.
     norm: the norm of the queries, and after each part of a layer.
-    window: the number of positions of audio that a copy of the queries reads, the last of them padded; by default the
-        queries read all patches of an image.
+    window: the number of positions of audio that a copy of the queries reads, the last of them padded; the copies are
+        made after the first layer's attention among the queries. By default the queries read all patches of an image.
     """
 
     type: Literal["qformer"] = "qformer"
@@ -70,12 +71,14 @@ class QFormer(LearnedQueries):
         parts = IMAGES if window is None else Windows(of=x.rows, window=window)
         patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
-        queries = queries.view(hidden, rows=Multiple(name="queries", of=parts, by=self.queries))
-        queries = recorder.part("query_norm", self.norm, queries)
+        rows = Multiple(name="queries", of=parts, by=self.queries)
+        single = rows if window is None else Table(name="queries", length=self.queries)
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single))
         for label, reads_patches, indices in self._kinds_of_layers():
+            memory = patches if reads_patches else None
             queries = recorder.layers(
                 queries,
-                lambda v, memory=patches if reads_patches else None: self._record_layer(recorder, v, memory),
+                lambda v, memory=memory: self._record_layer(recorder, v, memory, rows),
                 len(indices),
                 indices,
                 kind="layer",
@@ -87,25 +90,33 @@ class QFormer(LearnedQueries):
         """Yields the label of each kind of layer, whether it reads the patches, and its indices."""
         layers = range(self.num_hidden_layers)
         reading = [i for i in layers if i % self.cross_attention_frequency == 0]
-        yield "reading", True, reading
-        if len(reading) < len(layers):
-            yield "", False, [i for i in layers if i not in reading]
+        yield "first", True, reading[:1]
+        for label, indices in (("reading", reading[1:]), ("", [i for i in layers if i not in reading])):
+            if indices:
+                yield label, label == "reading", indices
 
-    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None) -> Value:
-        """Records a layer. patches: what its queries read beside one another."""
-        for name, memory in (("self_attn", x), ("cross_attn", patches)):
+    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
+        """Records a layer. patches: what its queries read beside one another. rows: the queries of all windows."""
+        for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
             if memory is not None:
                 with recorder.scope(name, kind="attention"):
-                    y = self._record_attention(recorder, x, memory)
+                    y = self._record_attention(recorder, x, memory, query_rows)
+                x = x.view(*x.axes, rows=query_rows)
                 x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
         y = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
 
-    def _record_attention(self, recorder: Flow, x: Value, memory: Value) -> Value:
+    def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
+        """Records the attention of queries. rows: those that the projected queries are copied to."""
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (recorder.linear(f"{letter}_proj", y, *head_axes, bias=True) for letter, y in inputs.items())
+        if isinstance(rows, Table):
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+            y = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", y, *x.axes, bias=True)
+        q = q.view(*q.axes, rows=rows)
         limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
@@ -189,7 +200,8 @@ def _reference_class() -> type[nn.Module]:
             if self.window is not None:
                 x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.window)).unflatten(1, (-1, self.window))
                 x = x.flatten(0, 1)
-            queries = self.query_norm(self.query.weight).expand(len(x), -1, -1)
+            queries = self.query_norm(self.query.weight)[None]
+            queries = queries.expand(len(x), -1, -1) if self.window is None else queries
             for layer in self.layers:
                 queries = layer(queries, x)
             return queries.unflatten(0, (images, -1)).flatten(1, 2)

@@ -147,6 +147,24 @@ PERCEIVER = {
     "hidden_size": 32, "resampler_n_latents": 3, "resampler_depth": 2, "resampler_n_heads": 4,
     "resampler_head_dim": 6, "num_key_value_heads": 2,
 }  # fmt: skip
+GRANITE: dict[str, Any] = {
+    "input_dim": 8, "num_layers": 3, "hidden_dim": 24, "num_heads": 2, "feedforward_mult": 2, "output_dim": 7,
+    "context_size": 10, "max_pos_emb": 12, "conv_kernel_size": 5,
+}  # fmt: skip
+QFORMER: dict[str, Any] = {
+    "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
+    "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
+}  # fmt: skip
+GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
+GRANITE_SHAPES: list[dict[str, Any]] = [
+    {"encoder_config": GRANITE, "projector_config": QFORMER},
+    {
+        "encoder_config": {**GRANITE, "num_layers": 1, "conv_kernel_size": 4, "dim_head": 5},
+        "projector_config": {**QFORMER, "cross_attention_frequency": 1, "num_hidden_layers": 1},
+        "window_size": 6,
+        "downsample_rate": 2,
+    },
+]
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -823,6 +841,18 @@ WRAPPERS: dict[str, Shapes] = {
         [
             {"vision_config": SIGLIP, "high_res_vision_config": SAM},
             {"vision_config": SIGLIP, "high_res_vision_config": {**SAM_OF_MODEL, "mlp_ratio": 2.5, "mlp_dim": None}},
+        ],
+    ),
+    "granite_speech": ("GraniteSpeechForConditionalGeneration", GRANITE_PLACES, GRANITE_SHAPES),
+    "granite_speech_plus": (
+        "GraniteSpeechPlusForConditionalGeneration",
+        GRANITE_PLACES,
+        [
+            GRANITE_SHAPES[0],
+            {
+                "encoder_config": {**GRANITE, "cat_hidden_layers": [0, 2]},
+                "projector_config": {**QFORMER, "encoder_hidden_size": 72},
+            },
         ],
     ),
     "phi4_multimodal": (

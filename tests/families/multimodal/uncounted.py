@@ -115,8 +115,6 @@ WRAPPERS = {
         "Nemotron3_5TranscribeForConditionalGeneration",
         "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",
     ),
-    "granite_speech": UncountedModules("GraniteSpeechForConditionalGeneration", "encoder + projector"),
-    "granite_speech_plus": UncountedModules("GraniteSpeechPlusForConditionalGeneration", "encoder + projector"),
     "fun_asr_nano": UncountedModules(
         "FunAsrNanoForConditionalGeneration",
         "audio_tower + multi_modal_projector",

@@ -68,6 +68,40 @@ GOT_MODULES = {
     "towers.halving_2": "multi_modal_projector.conv_upsampler2",
     "towers.multi_modal_projector.map_1": "multimodal_projector",
 }
+GRANITE_MODULES = {
+    "towers.audio_encoder": "encoder",
+    "towers.input_proj": "input_linear",
+    "towers.label_head": "out",
+    "towers.label_proj": "out_mid",
+    **{f"towers.mlp_{i}": f"ff{i} - ff{i}.pre_norm" for i in (1, 2)},
+    **{f"towers.mlp_{i}_pre_norm": f"ff{i}.pre_norm" for i in (1, 2)},
+    "towers.self_attn_pre_norm": "attn.pre_norm",
+    "towers.self_attn": "attn - attn.pre_norm | attention - attention.output.LayerNorm",
+    "towers.q_proj": "to_q | attention.query",
+    "towers.k_proj": "to_kv/2 | attention.key",
+    "towers.v_proj": "to_kv/2 | attention.value",
+    "towers.o_proj": "to_out | output.dense",
+    "towers.distance_keys": "rel_pos_emb",
+    "towers.convolution_pre_norm": "conv.norm",
+    "towers.convolution": "conv - conv.norm",
+    "towers.convolution.in_proj": "up_conv",
+    "towers.convolution.conv": "depth_conv.conv",
+    "towers.convolution.norm": "batch_norm",
+    "towers.convolution.out_proj": "down_conv",
+    "towers.norm": "post_norm",
+    "towers.resampler": "qformer + query",
+    "towers.resampler.query": ".query",
+    "towers.resampler.query_norm": "layernorm",
+    "towers.resampler.layers": "encoder.layer",
+    "towers.self_attn_post_norm": "attention.output.LayerNorm",
+    "towers.cross_attn": "crossattention - crossattention.output.LayerNorm",
+    "towers.cross_attn_post_norm": "crossattention.output.LayerNorm",
+    "towers.mlp": "intermediate_query + output_query - output_query.LayerNorm",
+    "towers.mlp.up_proj": "dense",
+    "towers.mlp_post_norm": "output_query.LayerNorm",
+    "towers.projector.map_1": "linear",
+}
+"""Node of Granite Speech's encoder and Q-Former → module of its class."""
 
 FAMILIES = {
     "llava": Family(
@@ -265,4 +299,14 @@ FAMILIES = {
             "towers.mlp_pre_norm": "layer_norm2 | post_attention_layernorm",
         },
     ),
+    **{
+        kind: Family(
+            None,
+            text_type="granite",
+            ignored_fields=frozenset({"projector_config"}),
+            tower_file="granite",
+            modules=GRANITE_MODULES,
+        )
+        for kind in ("granite_speech", "granite_speech_plus")
+    },
 }

@@ -40,16 +40,6 @@ FAMILIES = {
             "word_timestamp_config": "nemotron3_5_transcribe_word_timestamp",
         },
     ),
-    "granite_speech": Family(
-        None,
-        text_type="granite",
-        uncounted_encoders={"encoder_config": "granite_speech_encoder", "projector_config": "blip_2_qformer"},
-    ),
-    "granite_speech_plus": Family(
-        None,
-        text_type="granite",
-        uncounted_encoders={"encoder_config": "granite_speech_plus_encoder", "projector_config": "blip_2_qformer"},
-    ),
     "fun_asr_nano": Family(
         None,
         text_type="qwen3",
