@@ -18,10 +18,11 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
-from llmcalc.workload.inputs import Inputs
+from llmcalc.workload.inputs import EncoderPass, Inputs
+from llmcalc.workload.run_config import RunConfig
 from tests.builders import parts_of, spec_of
 from tests.components.inputs.test_processors import phi4_mask
-from tests.components.towers.test_towers import wrapped
+from tests.components.towers.test_towers import towers_of, wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
 from tests.families import shapes_of
 from tests.samples import sampled, spread
@@ -270,6 +271,23 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
             model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
+
+
+GRIDS: dict[str, tuple[int, dict[str, torch.Tensor]]] = {
+    "idefics2": (6, {"pixel_values": torch.ones(1, 1, 3, 24, 24)}),
+    "minicpmv4_6": (8, {"pixel_values": torch.ones(1, 3, 4, 8 * 8 * 4), "target_sizes": torch.tensor([[8, 8]])}),
+}
+"""Wrapper whose processor's rule is not counted → the side of a grid of patches, and the class's input with it."""
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_flops_of_a_grid_of_patches_are_those_of_the_class(kind: str) -> None:
+    config, (side, inputs) = wrapped(kind, WRAPPERS[kind][2][0]), GRIDS[kind]
+    run = RunConfig(EncoderPass(rows=side, columns=side))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        build(config).requires_grad_(False).get_image_features(**inputs)
+    total = sum(node.total(forward_of, run) for node in towers_of(spec_of(config)).values())
+    assert total == counter.get_total_flops()
 
 
 def test_an_image_with_too_few_patches_is_refused() -> None:

@@ -165,6 +165,7 @@ GRANITE_SHAPES: list[dict[str, Any]] = [
         "downsample_rate": 2,
     },
 ]
+MINICPM: dict[str, Any] = {**COMMON_VISION, "image_size": 24}
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -855,6 +856,21 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    **{
+        kind: (
+            f"MiniCPM{name}ForConditionalGeneration",
+            {"vision_tower": ("vision_tower",), "merger": ("vision_merger_0", "vision_merger_1")},
+            [
+                {"vision_config": MINICPM, "insert_layer_id": 0},
+                {
+                    "vision_config": {**MINICPM, "num_hidden_layers": 4, "num_channels": 1, "hidden_act": "relu"},
+                    "insert_layer_id": 1,
+                    "merger_times": 2,
+                },
+            ],
+        )
+        for kind, name in (("minicpmv4_6", "V4_6"), ("minicpmv4_7", "V4_7"), ("minicpm_ocr", "Ocr"))
+    },
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",
         {

@@ -108,9 +108,6 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
-    "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),
-    "minicpm_ocr": UncountedModules("MiniCPMOcrForConditionalGeneration", "vision_tower + merger"),
     "nemo_speechlm": UncountedModules(
         "Nemotron3_5TranscribeForConditionalGeneration",
         "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",

@@ -309,4 +309,21 @@ FAMILIES = {
         )
         for kind in ("granite_speech", "granite_speech_plus")
     },
+    **{
+        kind: Family(
+            None,
+            text_type="qwen3_5_text",
+            tower_file="siglip",
+            modules={
+                "towers.merger": "vit_merger",
+                "towers.merger.self_attn_pre_norm": "layer_norm1",
+                "towers.merged_norm": "pre_norm",
+                "towers.merger.up_proj": "linear_1",
+                "towers.merger.down_proj": "linear_2",
+                **{f"towers.vision_merger_{i}": f"merger.mlp.{i}" for i in range(8)},
+                **{f"towers.vision_merger_{i}.norm": "pre_norm" for i in range(8)},
+            },
+        )
+        for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
+    },
 }

@@ -28,9 +28,6 @@ FAMILIES = {
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "minicpmv4_6": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}),
-    "minicpmv4_7": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}),
-    "minicpm_ocr": Family(None, text_type="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
     "nemo_speechlm": Family(
         None,
         text_type="nemotron_h",
