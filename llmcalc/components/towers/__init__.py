@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .patches import PatchEmbedder
     from .projector import Projector
     from .sam import SamEncoder
+    from .san_m import SanMEncoder
     from .vision import VisionTower
 
 TOWERS = PartChoice(
@@ -42,12 +43,13 @@ TOWERS = PartChoice(
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
         "sam": "towers.sam:SamEncoder",
+        "san_m": "towers.san_m:SanMEncoder",
     },
 )
 
 if TYPE_CHECKING:
     VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
-    AudioEncoder: TypeAlias = AudioTower | Conformer | CtcConformer
+    AudioEncoder: TypeAlias = AudioTower | Conformer | CtcConformer | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]

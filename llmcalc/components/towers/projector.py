@@ -23,10 +23,12 @@ from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWith
 from ..base import Flag, ModelProperties, Part, StackPosition, Vocab, Width
 from ..choice import PartChoice
 from ..inputs import AudioInput
+from ..layers.block import Block
 from ..mixers.attention import Attention
-from ..networks.feed_forward import Activation, activate
+from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import ForwardPass
+from ..stack import Stack
 from .base import LearnedQueries, TowerPart
 
 if TYPE_CHECKING:
@@ -147,6 +149,7 @@ class Projector(TowerPart):
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
+    stack: the layers of attention after the linear layers (Fun-ASR), none by default.
     encoders: the number of encoders before it, each with its projectors, whose outputs for a patch it reads side by
         side (OpenVLA), 1 by default.
     encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
@@ -172,6 +175,7 @@ class Projector(TowerPart):
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     resampler: AnyResampler | None = None
+    stack: Stack | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
     encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
     with_images: Flag | None = None
@@ -195,6 +199,8 @@ class Projector(TowerPart):
             self.resampler.check_input(self.input_size)
         elif not self.maps:
             raise ValueError("maps: is empty; expected a linear layer, or a resampler")
+        if self.stack is not None:
+            self.stack.check_place(StackPosition("stack", self.output_width, "encoder"))
         if self.audio is not None and not self.raw:
             raise ValueError("audio: only a projector of raw frames cuts audio; expected raw = true")
         if self.vocab_size is not None and self.norm is None:
@@ -233,7 +239,11 @@ class Projector(TowerPart):
         if self.output_marks:
             x = self._with_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
-        return _activate(recorder, x, self.out_act)
+        x = _activate(recorder, x, self.out_act)
+        if self.stack is None:
+            return x
+        with recorder.apart(causal=False):
+            return self.stack.flow(recorder, x)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
         """Merges square blocks of patches, also over consecutive frames, into one vector each."""
@@ -283,6 +293,8 @@ class Projector(TowerPart):
                 ),
             ),
         )
+        network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
+        layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(
@@ -308,6 +320,7 @@ class Projector(TowerPart):
                 for size, resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
+            cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
             *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
         ]
 
@@ -386,6 +399,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.output_marks = Marks(spec.output_marks, width)
             if spec.out_norm is not None:
                 self.out_norm = spec.out_norm.reference(ModelProperties(width))
+            self._stack: tuple[nn.Module, ...] = ()
+            if spec.stack is not None:
+                stack = spec.stack.reference(ModelProperties(width, causal=False))
+                for name, child in stack.named_children():
+                    self.add_module(name, child)
+                self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, ids: Tensor) -> Tensor:
             """Returns the projector's output for non-text tokens."""
@@ -400,7 +419,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 else:
                     x = activate(linear.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
-            return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
+            x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
+            for stack in self._stack:
+                x = stack.forward(x, ForwardPass(columns=1))
+            return x
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames

@@ -253,6 +253,8 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
     elif tower.audio.type == "recording" and tower.type == "audio":
         features = torch.ones(*batch, tower.stack.stem.subsampling.num_mel_bins)
         model.get_audio_features(features, torch.ones(*batch).bool())
+    elif tower.type == "san_m":
+        model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
     elif tower.type == "ctc_conformer":
         model.get_audio_features(torch.ones(*batch, tower.input_size))
     elif tower.type == "conformer":

@@ -166,6 +166,14 @@ GRANITE_SHAPES: list[dict[str, Any]] = [
     },
 ]
 MINICPM: dict[str, Any] = {**COMMON_VISION, "image_size": 24}
+FUN_ASR: dict[str, Any] = {
+    "num_mel_bins": 4, "num_stacked_frames": 3, "hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 20,
+    "num_hidden_layers": 4, "num_timestamp_prediction_layers": 2,
+}  # fmt: skip
+ADAPTOR: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+    "projector_hidden_size": 20,
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -871,6 +879,18 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for kind, name in (("minicpmv4_6", "V4_6"), ("minicpmv4_7", "V4_7"), ("minicpm_ocr", "Ocr"))
     },
+    "fun_asr_nano": (
+        "FunAsrNanoForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": FUN_ASR, "adaptor_config": ADAPTOR},
+            {
+                "audio_config": {**FUN_ASR, "num_stacked_frames": 6, "num_hidden_layers": 1, "fsmn_kernel_size": 4}
+                | {"num_timestamp_prediction_layers": 0, "hidden_act": "gelu"},
+                "adaptor_config": {**ADAPTOR, "num_hidden_layers": 1, "projector_hidden_act": "silu"},
+            },
+        ],
+    ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",
         {

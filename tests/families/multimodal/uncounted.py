@@ -112,11 +112,6 @@ WRAPPERS = {
         "Nemotron3_5TranscribeForConditionalGeneration",
         "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",
     ),
-    "fun_asr_nano": UncountedModules(
-        "FunAsrNanoForConditionalGeneration",
-        "audio_tower + multi_modal_projector",
-        {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
-    ),
     "vibevoice": UncountedModules(
         "VibeVoiceForConditionalGeneration",
         "audio_tower + multi_modal_projector + semantic_tokenizer_encoder + semantic_connector + diffusion_head + "

@@ -326,4 +326,15 @@ FAMILIES = {
         )
         for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
     },
+    "fun_asr_nano": Family(
+        None,
+        text_type="qwen3",
+        ignored_fields=frozenset({"adaptor_config"}),
+        tower_file="fun_asr",
+        modules={
+            "towers.self_attn_pre_norm": "input_layernorm",
+            "towers.memory": "fsmn.conv",
+            "towers.norm": "final_layernorm",
+        },
+    ),
 }

@@ -37,11 +37,6 @@ FAMILIES = {
             "word_timestamp_config": "nemotron3_5_transcribe_word_timestamp",
         },
     ),
-    "fun_asr_nano": Family(
-        None,
-        text_type="qwen3",
-        uncounted_encoders={"audio_config": "fun_asr_nano_encoder", "adaptor_config": "fun_asr_nano_adaptor"},
-    ),
     "vibevoice": Family(
         None,
         {"tie_word_embeddings": False},
