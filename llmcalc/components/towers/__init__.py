@@ -22,6 +22,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .convnext import ConvNextEncoder
     from .ctc_conformer import CtcConformer
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
@@ -37,6 +38,7 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "convnext": "towers.convnext:ConvNextEncoder",
         "ctc_conformer": "towers.ctc_conformer:CtcConformer",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
@@ -49,7 +51,7 @@ TOWERS = PartChoice(
 
 if TYPE_CHECKING:
     VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
-    AudioEncoder: TypeAlias = AudioTower | Conformer | CtcConformer | SanMEncoder
+    AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]

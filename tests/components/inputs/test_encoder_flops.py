@@ -275,20 +275,24 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
 
 
-GRIDS: dict[str, tuple[int, dict[str, torch.Tensor]]] = {
-    "idefics2": (6, {"pixel_values": torch.ones(1, 1, 3, 24, 24)}),
-    "minicpmv4_6": (8, {"pixel_values": torch.ones(1, 3, 4, 8 * 8 * 4), "target_sizes": torch.tensor([[8, 8]])}),
+GRIDS: dict[str, tuple[EncoderPass, dict[str, torch.Tensor]]] = {
+    "idefics2": (EncoderPass(rows=6, columns=6), {"pixel_values": torch.ones(1, 1, 3, 24, 24)}),
+    "minicpmv4_6": (
+        EncoderPass(rows=8, columns=8),
+        {"pixel_values": torch.ones(1, 3, 4, 8 * 8 * 4), "target_sizes": torch.tensor([[8, 8]])},
+    ),
+    "vibevoice_asr": (EncoderPass(rows=24), {"input_values": torch.ones(1, 1, 24)}),
 }
-"""Wrapper whose processor's rule is not counted → the side of a grid of patches, and the class's input with it."""
+"""Wrapper whose processor's rule is not counted → patches or samples of a pass, and the class's input with them."""
 
 
 @pytest.mark.parametrize("kind", GRIDS)
 def test_flops_of_a_grid_of_patches_are_those_of_the_class(kind: str) -> None:
-    config, (side, inputs) = wrapped(kind, WRAPPERS[kind][2][0]), GRIDS[kind]
-    run = RunConfig(EncoderPass(rows=side, columns=side))
+    config, (encoder_pass, inputs) = wrapped(kind, WRAPPERS[kind][2][0]), GRIDS[kind]
+    model = build(config).requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        build(config).requires_grad_(False).get_image_features(**inputs)
-    total = sum(node.total(forward_of, run) for node in towers_of(spec_of(config)).values())
+        getattr(model, "get_image_features", getattr(model, "get_audio_features", None))(**inputs)
+    total = sum(node.total(forward_of, RunConfig(encoder_pass)) for node in towers_of(spec_of(config)).values())
     assert total == counter.get_total_flops()
 
 

@@ -174,6 +174,10 @@ ADAPTOR: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
     "projector_hidden_size": 20,
 }  # fmt: skip
+CONVNEXT: dict[str, Any] = {
+    "hidden_size": 10, "kernel_size": 3, "num_filters": 4, "downsampling_ratios": [2, 3], "depths": [1, 2, 1],
+    "ffn_expansion": 2, "model_type": "vibevoice_acoustic_tokenizer_encoder",
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -888,6 +892,22 @@ WRAPPERS: dict[str, Shapes] = {
                 "audio_config": {**FUN_ASR, "num_stacked_frames": 6, "num_hidden_layers": 1, "fsmn_kernel_size": 4}
                 | {"num_timestamp_prediction_layers": 0, "hidden_act": "gelu"},
                 "adaptor_config": {**ADAPTOR, "num_hidden_layers": 1, "projector_hidden_act": "silu"},
+            },
+        ],
+    ),
+    "vibevoice_asr": (
+        "VibeVoiceAsrForConditionalGeneration",
+        {
+            **{f"{name}_tokenizer_encoder": (f"{name}_audio_encoder",) for name in ("acoustic", "semantic")},
+            "multi_modal_projector": tuple(
+                f"{name}_audio_{part}" for name in ("acoustic", "semantic") for part in ("projector", "projection")
+            ),
+        },
+        [
+            {"acoustic_tokenizer_encoder_config": CONVNEXT, "semantic_tokenizer_encoder_config": CONVNEXT},
+            {
+                "acoustic_tokenizer_encoder_config": {**CONVNEXT, "hidden_act": "relu", "kernel_size": 5},
+                "semantic_tokenizer_encoder_config": {**CONVNEXT, "ffn_expansion": 3, "hidden_size": 12},
             },
         ],
     ),

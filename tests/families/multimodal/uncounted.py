@@ -117,10 +117,6 @@ WRAPPERS = {
         "audio_tower + multi_modal_projector + semantic_tokenizer_encoder + semantic_connector + diffusion_head + "
         "latent_scaling_factor + latent_bias_factor",
     ),
-    "vibevoice_asr": UncountedModules(
-        "VibeVoiceAsrForConditionalGeneration",
-        "acoustic_tokenizer_encoder + semantic_tokenizer_encoder + multi_modal_projector",
-    ),
     "voxtral_realtime": UncountedModules(
         "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
     ),

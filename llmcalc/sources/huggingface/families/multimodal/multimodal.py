@@ -337,4 +337,37 @@ FAMILIES = {
             "towers.norm": "final_layernorm",
         },
     ),
+    "vibevoice_asr": Family(
+        None,
+        text_type="qwen2",
+        tying_source="never",
+        tower_file="vibevoice",
+        modules={
+            "towers.acoustic_audio_encoder": "acoustic_tokenizer_encoder",
+            "towers.semantic_audio_encoder": "semantic_tokenizer_encoder",
+            "towers.stage_0": "stem",
+            **{f"towers.stage_{i}": f"conv_layers.{i - 1}" for i in range(1, 9)},
+            **{f"towers.block_{i}": f"stage.{i - 1}" for i in range(1, 33)},
+            "towers.conv": "conv.conv | mixer.conv",
+            "towers.conv_pre_norm": "norm",
+            "towers.conv_out_scale": "gamma",
+            "towers.mlp": "ffn",
+            "towers.mlp_pre_norm": "ffn_norm",
+            "towers.up_proj": "linear1",
+            "towers.down_proj": "linear2",
+            "towers.mlp_out_scale": "ffn_gamma",
+            "towers.conv_out": "head.conv",
+            **{
+                f"towers.{name}_audio_{node}": module.format(name)
+                for name in ("acoustic", "semantic")
+                for node, module in (
+                    ("projector", "multi_modal_projector"),
+                    ("projector.map_1", "{}_linear_1"),
+                    ("projector.out_norm", "{}_norm"),
+                    ("projection", "multi_modal_projector"),
+                    ("projection.map_1", "{}_linear_2"),
+                )
+            },
+        },
+    ),
 }

@@ -48,15 +48,6 @@ FAMILIES = {
             "diffusion_head_config": "vibevoice_diffusion",
         },
     ),
-    "vibevoice_asr": Family(
-        None,
-        text_type="qwen2",
-        tying_source="never",
-        uncounted_encoders={
-            "acoustic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
-            "semantic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
-        },
-    ),
     "fuyu": Family(
         None,
         text_type="persimmon",
