@@ -1,7 +1,7 @@
 """The rule for recordings that are read whole, in a number of frames that depends on their length.
 
-transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech (feature_extraction and
-processing files).
+transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech
+(feature_extraction and processing files).
 """
 
 from __future__ import annotations

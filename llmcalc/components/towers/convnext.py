@@ -7,7 +7,7 @@ Liu 2022 (arXiv:2201.03545, §2); Peng 2025 (arXiv:2508.19205, §2.1). transform
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class ConvNextEncoder(TowerPart):
-    """Stages of ConvNeXt blocks over samples; a strided convolution that doubles the channels begins each but the first.
+    """Stages of ConvNeXt blocks over samples.
+
+    Each stage but the first begins with a strided convolution that doubles the channels.
 
     channels: the number of values per sample.
     num_filters: the number of channels of the first stage.
@@ -109,7 +111,7 @@ class ConvNextEncoder(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        fields = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
+        fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
         return [
             cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
             cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
@@ -152,7 +154,9 @@ def _reference_class() -> type[nn.Module]:
             self.depths, width = spec.depths, spec.channels
             for i, depth in enumerate(spec.depths):
                 stride, channels, stage = spec.downsampling_ratios[i - 1] if i else 1, spec.channels_of(i), nn.Module()
-                stage.add_module("conv", CausalConvolution(width, channels, 2 * stride if i else spec.kernel_size, stride))
+                stage.add_module(
+                    "conv", CausalConvolution(width, channels, 2 * stride if i else spec.kernel_size, stride)
+                )
                 for j in range(1, depth + 1):
                     stage.add_module(f"block_{j}", Block(spec, i))
                 self.add_module(f"stage_{i}", stage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -131,7 +131,7 @@ class CtcConformer(TowerPart):
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
         pairs = Table(name="distances", length=self.block * self.block)
         recorder.table("distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=pairs, by="positions")
-        limits = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
+        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
         y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
         return recorder.linear("o_proj", y.view(*y.axes, rows=frames), *x.axes, bias=True)
 
@@ -236,7 +236,9 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
-            out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames])
+            out: Tensor = self.o_proj(
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
+            )
             return out
 
     class Convolution(nn.Module):

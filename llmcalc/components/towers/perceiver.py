@@ -7,7 +7,7 @@ Alayrac 2022 (arXiv:2204.14198, §2.1); Laurençon 2024 (arXiv:2405.02246). tran
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -76,7 +76,7 @@ class Perceiver(LearnedQueries):
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
-        fields = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
+        fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
         return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **fields)]
 
 

@@ -6,7 +6,7 @@ Li 2023 (arXiv:2301.12597, §3.1). transformers: models/blip_2 (`Blip2QFormerMod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
@@ -75,15 +75,8 @@ class QFormer(LearnedQueries):
         single = rows if window is None else Table(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single))
         for label, reads_patches, indices in self._kinds_of_layers():
-            memory = patches if reads_patches else None
-            queries = recorder.layers(
-                queries,
-                lambda v, memory=memory: self._record_layer(recorder, v, memory, rows),
-                len(indices),
-                indices,
-                kind="layer",
-                label=label,
-            )
+            record_layer = partial(self._record_layer, recorder, patches=patches if reads_patches else None, rows=rows)
+            queries = recorder.layers(queries, record_layer, len(indices), indices, kind="layer", label=label)
         return queries
 
     def _kinds_of_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
@@ -130,7 +123,12 @@ class QFormer(LearnedQueries):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields = {"hidden_size": 12, "num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
+        fields: dict[str, Any] = {
+            "hidden_size": 12,
+            "num_attention_heads": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
         return [
             cls(queries=3, num_hidden_layers=3, input_size=10, cross_attention_frequency=2, **fields),
             cls(queries=2, num_hidden_layers=2, input_size=10, cross_attention_frequency=1, window=5, **fields),
@@ -181,8 +179,8 @@ def _reference_class() -> type[nn.Module]:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
             if self.cross_attn is not None:
                 x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
-            x = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
-            return x
+            out: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
+            return out
 
     class QFormerReference(nn.Module):
         """The Q-Former. x: [images, positions, width] → [images, queries of all windows, hidden]."""

@@ -7,8 +7,8 @@ Kirillov 2023 (arXiv:2304.02643, §A); scores by distance, decomposed into rows 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -107,14 +107,8 @@ class SamEncoder(TowerPart):
                 x = recorder.add(x, position)
         patches = x.rows
         for label, window, repeat, indices in self._kinds_of_layers():
-            x = recorder.layers(
-                x,
-                lambda v, side=window: self._record_layer(recorder, v, side),
-                repeat,
-                indices,
-                kind="layer",
-                label=label,
-            )
+            record_layer = partial(self._record_layer, recorder, window=window)
+            x = recorder.layers(x, record_layer, repeat, indices, kind="layer", label=label)
         if self.second_neck:
             with recorder.scope("second_neck", role="idle"):
                 self._record_neck(recorder, x)
@@ -156,7 +150,7 @@ class SamEncoder(TowerPart):
             distances = Table(name="distances", length=side * side)
             for name in ("row_distances", "column_distances"):
                 recorder.table(name, Axis("distances", 2 * side - 1), dim, of=distances, by="positions")
-        limits = {"core": ops.ChunkedCore, "chunk": side * side, "distances": scored_distances}
+        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": side * side, "distances": scored_distances}
         y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
         return recorder.linear("o_proj", y, *x.axes, bias=True).view(*x.axes, rows=patches)
 
@@ -175,7 +169,12 @@ class SamEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields = {"num_attention_heads": 3, "window_size": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
+        fields: dict[str, Any] = {
+            "num_attention_heads": 3,
+            "window_size": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
         patches = Patches(patch_size=2, bias=True)
         return [
             cls(

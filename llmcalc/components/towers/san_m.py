@@ -6,8 +6,8 @@ Gao 2020 (arXiv:2006.01713, §2). transformers: models/fun_asr_nano (`FunAsrNano
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -76,14 +76,8 @@ class SanMEncoder(TowerPart):
         """Records the encoder and returns its output for the projector."""
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         for label, has_norm, indices in self._kinds_of_layers():
-            x = recorder.layers(
-                x,
-                lambda v, has_norm=has_norm: self._record_layer(recorder, v, has_norm),
-                len(indices),
-                indices,
-                kind="layer",
-                label=label,
-            )
+            record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
+            x = recorder.layers(x, record_layer, len(indices), indices, kind="layer", label=label)
         return x
 
     def _kinds_of_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
@@ -125,10 +119,8 @@ class SanMEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
-        fields = {"num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
-        example = cls(
-            input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **fields
-        )
+        fields: dict[str, Any] = {"num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
+        example = cls(input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **fields)
         return [example, example.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)})]
 
 
@@ -183,6 +175,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SanMEncoder) -> None:
             super().__init__()
+            self.hidden_size = spec.hidden_size
             widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
             self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
 
@@ -190,7 +183,7 @@ def _reference_class() -> type[nn.Module]:
             half = frames.shape[-1] // 2
             rates = 10000.0 ** -(torch.arange(half, device=frames.device) / max(half - 1, 1))
             angles = (torch.arange(frames.shape[1], device=frames.device) + 1)[:, None] * rates
-            x = frames * self.layers[0].self_attn.o_proj.in_features ** 0.5 + torch.cat([angles.sin(), angles.cos()], -1)
+            x = frames * self.hidden_size**0.5 + torch.cat([angles.sin(), angles.cos()], -1)
             for layer in self.layers:
                 x = layer(x)
             return x

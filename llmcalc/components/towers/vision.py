@@ -386,7 +386,9 @@ def _reference_class() -> type[nn.Module]:
                 x = self._with_positions(x, rows, columns)
             x = self._stack[0].forward(x, ForwardPass(columns=columns))
             if self.spec.merger is not None:
-                merged: Tensor = self.upper(self.merger(x, columns), ForwardPass(columns=columns // self.spec.merger.side))
+                merged: Tensor = self.upper(
+                    self.merger(x, columns), ForwardPass(columns=columns // self.spec.merger.side)
+                )
                 return merged
             vector_count = int(self.spec.class_embedding) + self.spec.registers
             x = x[:, : x.shape[1] - vector_count]

@@ -40,7 +40,9 @@ class WindowMerger(Part):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.attention.grid_window != self.side:
-            raise ValueError(f"attention.grid_window: {self.attention.grid_window}; expected {self.side}, which is side")
+            raise ValueError(
+                f"attention.grid_window: {self.attention.grid_window}; expected {self.side}, which is side"
+            )
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:

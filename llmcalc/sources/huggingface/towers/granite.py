@@ -116,9 +116,7 @@ ALIASES = {
 
 WRAPPERS = {
     "granite_speech": {
-        "encoder_config": Section(
-            _read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES
-        )
+        "encoder_config": Section(_read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES)
     },
     "granite_speech_plus": {
         "encoder_config": Section(

@@ -1,9 +1,9 @@
-"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Aria, Idefics 2 and 3, SmolVLM, InternVL, Qianfan-OCR.
+"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Aria, Idefics, SmolVLM, InternVL, Qianfan-OCR.
 
 LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3), Video-LLaVA (Lin 2023, arXiv:2311.10122), ViP-LLaVA (Cai 2023,
 arXiv:2312.00784), DeepSeek-VL (Lu 2024, arXiv:2403.05525), Aria (Li 2024, arXiv:2410.05993). transformers:
-models/llava, llava_next, llava_next_video, llava_onevision, video_llava, vipllava, deepseek_vl, aria, idefics2, idefics3,
-smolvlm, internvl, qianfan_ocr.
+models/llava, llava_next, llava_next_video, llava_onevision, video_llava, vipllava, deepseek_vl, aria, idefics2,
+idefics3, smolvlm, internvl, qianfan_ocr.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_idefics2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver's latents, which read its output."""
+    """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text = wrapper.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver = wrapper.section("perceiver_config", PERCEIVER)
     network_width = text.size("intermediate_size")

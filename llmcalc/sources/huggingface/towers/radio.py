@@ -6,9 +6,9 @@ Heinrich 2024 (arXiv:2412.07679); Rekesh 2023 (arXiv:2305.05084). transformers: 
 from __future__ import annotations
 
 from ..config import Config
-from ..family import field_names
-from ..parts import QKVO, ACTIVATIONS, Table, biases, layer_table, layernorm, mlp, rmsnorm
 from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
+from ..family import field_names
+from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp, rmsnorm
 from .section import Section, merged_square_side, projector, self_attention, vision_transformer
 
 LEAST_PATCHES, MOST_PATCHES = 1024, 13312

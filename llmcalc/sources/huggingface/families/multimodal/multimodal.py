@@ -58,7 +58,11 @@ SAM_MODULES = {
     **{f"towers.{letter}_proj": f"qkv/3 | {letter}_proj" for letter in "qkv"},
     "towers.up_proj": "lin1 | fc1 | .fc1",
     "towers.down_proj": "lin2 | fc2 | .fc2",
-    **{f"towers.{name}_{i}": f"{module}{i}" for name, module in (("conv", "conv"), ("norm", "layer_norm")) for i in (1, 2)},
+    **{
+        f"towers.{name}_{i}": f"{module}{i}"
+        for name, module in (("conv", "conv"), ("norm", "layer_norm"))
+        for i in (1, 2)
+    },
 }
 """Node of SAM's encoder → module of `SamVisionEncoder`."""
 
