@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Part, Width
+from ..base import Component, ModelProperties, Part, Width
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +49,6 @@ class LearnedQueries(Part):
         """Records the queries' reading and returns their vectors. x: the patches."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference_of_width(self, input_size: int) -> nn.Module:
-        """Builds the module: forward(x [images, patches, input_size]) → [images, queries, hidden_size]."""
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        """Builds the module: forward(x [images, patches, width]) → [images, queries, hidden_size]."""
         raise TypeError(f"{type(self).__name__} has no reference")

@@ -17,9 +17,9 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Merged
 from ..base import Kernel, ModelProperties, Width
 from ..inputs import AudioInput
-from ..networks.feed_forward import Activation, FeedForward
+from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import ForwardPass, vector
+from ..runtime import vector
 from .base import TowerPart
 
 if TYPE_CHECKING:
@@ -73,11 +73,6 @@ class ConvNextEncoder(TowerPart):
         """Returns the number of channels of a stage."""
         return self.num_filters * int(2**stage)
 
-    def network_of(self, stage: int) -> FeedForward:
-        """Returns the network of the blocks of a stage."""
-        width = self.ffn_expansion * self.channels_of(stage)
-        return FeedForward(intermediate_size=width, hidden_act=self.hidden_act, up_bias=True, down_bias=True)
-
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("channels", self.channels),), fixed=True)
 
@@ -100,7 +95,11 @@ class ConvNextEncoder(TowerPart):
         y = recorder.part("conv_pre_norm", self.norm, x)
         y = recorder.conv("conv", y, *y.axes, kernel=self.kernel_size, groups=y.width, bias=True)
         x = recorder.add(x, recorder.mul(y, recorder.vector("conv_out_scale", *x.axes)))
-        y = recorder.part("mlp", self.network_of(stage), recorder.part("mlp_pre_norm", self.norm, x))
+        y = recorder.part("mlp_pre_norm", self.norm, x)
+        with recorder.scope("mlp", kind="feed_forward"):
+            inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage))
+            y = recorder.act(recorder.linear("up_proj", y, inner_axis, bias=True), self.hidden_act)
+            y = recorder.linear("down_proj", y, *x.axes, bias=True)
         return recorder.add(x, recorder.mul(y, recorder.vector("mlp_out_scale", *x.axes)))
 
     def describe(self, hidden_size: int) -> str:
@@ -130,21 +129,33 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(functional.pad(x, (self.kernel_size[0] - self.stride[0], 0)))
 
+    class Network(nn.Module):
+        """Two linear layers. x: [clips, positions, channels] → same shape."""
+
+        def __init__(self, channels: int, inner_width: int, hidden_act: Activation) -> None:
+            super().__init__()
+            self.hidden_act: Activation = hidden_act
+            self.up_proj, self.down_proj = nn.Linear(channels, inner_width), nn.Linear(inner_width, channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
+            return out
+
     class Block(nn.Module):
         """A ConvNeXt block. x: [clips, channels, positions] → same shape."""
 
         def __init__(self, spec: ConvNextEncoder, stage: int) -> None:
             super().__init__()
-            channels = spec.channels_of(stage)
+            channels = spec.num_filters * 2**stage
             self.conv_pre_norm, self.mlp_pre_norm = (spec.norm.reference(ModelProperties(channels)) for _ in range(2))
             self.conv = CausalConvolution(channels, channels, spec.kernel_size, groups=channels)
-            self.mlp = spec.network_of(stage).reference(ModelProperties(channels))
+            self.mlp = Network(channels, spec.ffn_expansion * channels, spec.hidden_act)
             self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
             x = (x + y * self.conv_out_scale.weight[:, None]).transpose(1, 2)
-            return (x + self.mlp(self.mlp_pre_norm(x), ForwardPass()) * self.mlp_out_scale.weight).transpose(1, 2)
+            return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
     class ConvNextReference(nn.Module):
         """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
@@ -153,7 +164,11 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.depths, width = spec.depths, spec.channels
             for i, depth in enumerate(spec.depths):
-                stride, channels, stage = spec.downsampling_ratios[i - 1] if i else 1, spec.channels_of(i), nn.Module()
+                stride, channels, stage = (
+                    spec.downsampling_ratios[i - 1] if i else 1,
+                    spec.num_filters * 2**i,
+                    nn.Module(),
+                )
                 stage.add_module(
                     "conv", CausalConvolution(width, channels, 2 * stride if i else spec.kernel_size, stride)
                 )

@@ -95,7 +95,7 @@ class CtcConformer(TowerPart):
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
-                unread = Value(x.rows, (Axis("width", width),))
+                unread = Value(x.rows, (Axis("width", width),), fixed=True)
                 recorder.linear(name, unread, Axis("hidden", output_width), bias=True, role="idle")
         return x
 

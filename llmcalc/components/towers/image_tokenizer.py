@@ -50,7 +50,7 @@ class ImageGeneration(Part):
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the weights. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
-        hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),))
+        hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
         for name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
             for i, linear in enumerate(maps, 1):
                 x = linear.flow(recorder, x, f"{name}_{i}")

@@ -69,7 +69,7 @@ class Perceiver(LearnedQueries):
             latents, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, latents))
         )
 
-    def reference_of_width(self, input_size: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod

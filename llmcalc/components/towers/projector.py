@@ -90,8 +90,8 @@ class Resampler(LearnedQueries):
                 "expected projected = true"
             )
 
-    def reference_of_width(self, input_size: int) -> nn.Module:
-        return _reference_classes()["resampler"](self, input_size)
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["resampler"](self, model_properties.hidden_size)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its output vectors for each image. x: the patches."""
@@ -383,7 +383,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.token_embedding = nn.Embedding(spec.vocab_size, width)
                 self.token_norm = spec.norm.reference(ModelProperties(width))
             if spec.resampler is not None:
-                self.resampler = spec.resampler.reference_of_width(width)
+                self.resampler = spec.resampler.reference(ModelProperties(width))
                 width = spec.resampler.hidden_size
             if spec.merged == "concat":
                 width = width * spec.merge**2 * spec.frames

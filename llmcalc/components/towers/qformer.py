@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ... import ops
 from ...algebra import exact_div
@@ -34,7 +34,7 @@ class QFormer(LearnedQueries):
     num_hidden_layers: the number of layers.
     num_attention_heads: the number of heads.
     input_size: the width of the patches.
-    cross_attention_frequency: every how many layers the queries read the patches, the first layer included.
+    reading_layers: the indices of the layers in which the queries read the patches; the first layer is one of them.
     feed_forward: the network of a layer.
     norm: the norm of the queries, and after each part of a layer.
     window: the number of positions of audio that a copy of the queries reads, the last of them padded; the copies are
@@ -45,7 +45,7 @@ class QFormer(LearnedQueries):
     num_hidden_layers: Layers
     num_attention_heads: Heads
     input_size: Width
-    cross_attention_frequency: Width
+    reading_layers: tuple[int, ...] = Field(min_length=1, max_length=1000)
     feed_forward: FeedForward
     norm: Norm
     window: Positions | None = None
@@ -56,6 +56,11 @@ class QFormer(LearnedQueries):
             raise ValueError(
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
+            )
+        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
+            raise ValueError(
+                f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
+                f"({self.num_hidden_layers})"
             )
         if self.window is not None and self.window < self.queries:
             raise ValueError(f"window: {self.window} positions; expected at least the {self.queries} queries")
@@ -74,19 +79,20 @@ class QFormer(LearnedQueries):
         rows = Multiple(name="queries", of=parts, by=self.queries)
         single = rows if window is None else Table(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single))
-        for label, reads_patches, indices in self._kinds_of_layers():
+        with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
+            queries = self._record_layer(recorder, queries, patches, rows)
+        for label, reads_patches, indices in self._kinds_of_later_layers():
             record_layer = partial(self._record_layer, recorder, patches=patches if reads_patches else None, rows=rows)
             queries = recorder.layers(queries, record_layer, len(indices), indices, kind="layer", label=label)
         return queries
 
-    def _kinds_of_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields the label of each kind of layer, whether it reads the patches, and its indices."""
-        layers = range(self.num_hidden_layers)
-        reading = [i for i in layers if i % self.cross_attention_frequency == 0]
-        yield "first", True, reading[:1]
-        for label, indices in (("reading", reading[1:]), ("", [i for i in layers if i not in reading])):
+    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+        """Yields the label of each kind of layer above the first, whether it reads the patches, and its indices."""
+        layers = range(1, self.num_hidden_layers)
+        for label, reads_patches in (("reading", True), ("", False)):
+            indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
             if indices:
-                yield label, label == "reading", indices
+                yield label, reads_patches, indices
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
         """Records a layer. patches: what its queries read beside one another. rows: the queries of all windows."""
@@ -117,7 +123,7 @@ class QFormer(LearnedQueries):
         y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
         return recorder.linear("o_proj", y, *x.axes, bias=True)
 
-    def reference_of_width(self, input_size: int) -> nn.Module:
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
 
     @classmethod
@@ -130,8 +136,8 @@ class QFormer(LearnedQueries):
             "norm": Norm(type="layernorm"),
         }
         return [
-            cls(queries=3, num_hidden_layers=3, input_size=10, cross_attention_frequency=2, **fields),
-            cls(queries=2, num_hidden_layers=2, input_size=10, cross_attention_frequency=1, window=5, **fields),
+            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **fields),
+            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **fields),
         ]
 
 
@@ -189,9 +195,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window, self.query = spec.window, Queries(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.layers = nn.ModuleList(
-                Layer(spec, i % spec.cross_attention_frequency == 0) for i in range(spec.num_hidden_layers)
-            )
+            self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
 
         def forward(self, x: Tensor) -> Tensor:
             images = len(x)

@@ -139,7 +139,7 @@ class SamEncoder(TowerPart):
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        side, patches = window or self.grid, x.rows
+        side, patches = self.grid if window is None else window, x.rows
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
@@ -218,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=spec.qkv_bias))
             self.o_proj = nn.Linear(width, width)
             if spec.relative_positions:
-                distance_count = 2 * (window or spec.grid) - 1
+                distance_count = 2 * (spec.grid if window is None else window) - 1
                 self.row_distances, self.column_distances = (
                     nn.Embedding(distance_count, width // spec.num_attention_heads) for _ in range(2)
                 )
@@ -274,7 +274,8 @@ def _reference_class() -> type[nn.Module]:
             channels = spec.output_channels
             self.conv_1 = nn.Conv2d(spec.hidden_size, channels, 1, bias=False)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-            self.norm_1, self.norm_2 = (NECK_NORM.reference(ModelProperties(channels)) for _ in range(2))
+            norm = Norm(type="layernorm", eps=1e-6)
+            self.norm_1, self.norm_2 = (norm.reference(ModelProperties(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
             for conv, norm in ((self.conv_1, self.norm_1), (self.conv_2, self.norm_2)):

@@ -75,19 +75,20 @@ class SanMEncoder(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
-        for label, has_norm, indices in self._kinds_of_layers():
+        with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
+            x = self._record_layer(recorder, x, 0 in self.normed_layers)
+        for label, has_norm, indices in self._kinds_of_later_layers():
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
             x = recorder.layers(x, record_layer, len(indices), indices, kind="layer", label=label)
         return x
 
-    def _kinds_of_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields the label of each kind of layer, whether it ends in a norm, and its indices."""
-        normed = sorted({*self.normed_layers})
-        yield "first", 0 in normed, [0]
-        inner_layers = [i for i in range(1, self.num_hidden_layers) if i not in normed]
-        for label, indices in (("", inner_layers), ("normed", [i for i in normed if i])):
+    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+        """Yields the label of each kind of layer above the first, whether it ends in a norm, and its indices."""
+        layers = range(1, self.num_hidden_layers)
+        for label, has_norm in (("", False), ("normed", True)):
+            indices = [i for i in layers if (i in self.normed_layers) == has_norm]
             if indices:
-                yield label, label == "normed", indices
+                yield label, has_norm, indices
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
         """Records a layer. Its input is not added to the attention's output where their widths differ."""

@@ -348,7 +348,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
-                self.merger = spec.merger.reference_of_width(hidden)
+                self.merger = spec.merger.reference(ModelProperties(hidden))
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers

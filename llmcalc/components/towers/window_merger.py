@@ -57,8 +57,8 @@ class WindowMerger(Part):
         y = recorder.act(recorder.linear("up_proj", y, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
         return recorder.add(mean, recorder.linear("down_proj", y, *hidden, bias=True))
 
-    def reference_of_width(self, hidden_size: int) -> nn.Module:
-        return _reference_class()(self, hidden_size)
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
 
 
 @cache

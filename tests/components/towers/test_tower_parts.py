@@ -79,7 +79,8 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
     changed[:, :, :, -1, -1] += 1
     with torch.no_grad():
         out, other = net(pixels), net(changed)
-    assert out.shape == (2, 1 if example.pooling else 12, example.hidden_size)
+    merged = 1 if example.merger is None else example.merger.side**2
+    assert out.shape == (2, 1 if example.pooling else 12 // merged, example.hidden_size)
     assert (out != other).any(-1).all()
 
 

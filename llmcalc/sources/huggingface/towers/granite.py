@@ -60,14 +60,15 @@ def _qformer(section: Config, width: int, queries: int, window: int, parent: Con
     section.require("use_qformer_text_input", False)
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     section.quotient("num_attention_heads", hidden, heads)
+    depth, frequency = section.size("num_hidden_layers"), section.size("cross_attention_frequency")
     qformer = {
         "type": "qformer",
         "queries": queries,
         "hidden_size": hidden,
-        "num_hidden_layers": section.size("num_hidden_layers"),
+        "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "input_size": width,
-        "cross_attention_frequency": section.size("cross_attention_frequency"),
+        "reading_layers": list(range(0, depth, frequency)),
         "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(section.number("layer_norm_eps")),
         "window": window,
