@@ -21,8 +21,8 @@ def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
-    # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice), and Arctic, Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of
-    # their repositories
+    # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice), and Arctic, Kimi K3, DeepSeek-V4.1 and
+    # K2 Horizon, whose classes are code of their repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
         "Qin et al. 2024 (MobileNetV4)",
