@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -158,12 +158,6 @@ def _expert_interval(config_values: ConfigValues) -> int:
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
-ERNIE_MOE_MODULES: Modules = {
-    "router": "gate - gate.moe_statics | gate",
-    "mlp.score_correction": ".mlp.gate.moe_statics",
-}
-
-
 FAMILIES = {
     "ernie4_5": Family(_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
     "paddleocr_vl": Family(
@@ -183,20 +177,13 @@ FAMILIES = {
             "moe_layer_end_index": lambda s: s.expert_layers()[-1],
             "moe_layer_interval": _expert_interval,
         },
-        modules=ERNIE_MOE_MODULES,
+        modules=module_names("ernie_moe"),
         dropout_fields={},
     ),
     "ernie4_5_vl_moe": Family(
         None,
         text_type="ernie4_5_vl_moe_text",
-        modules={
-            "towers.resampler_spatial": "resampler_model.spatial_linear",
-            "towers.resampler_temporal": "resampler_model.temporal_linear",
-            "towers.out_norm": "ln",
-            "towers.resampler_out": "resampler_model",
-            "towers.resampler_out.map_1": "mlp",
-            "towers.resampler_out.out_norm": "after_norm",
-        },
+        modules=module_names("ernie4_5_vl_moe"),
         tower_file="qwen",
     ),
     "ernie4_5_vl_moe_text": Family(
@@ -205,14 +192,7 @@ FAMILIES = {
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         has_text_class=False,
-        modules={
-            "mlp.router": "text_moe.gate - text_moe.gate.moe_statics",
-            "mlp.score_correction": "text_moe.gate.moe_statics",
-            "mlp.experts": "text_moe.experts",
-            "vision_experts": "vision_moe",
-            "vision_experts.router": "gate - gate.moe_statics",
-            "vision_experts.score_correction": "gate.moe_statics",
-        },
+        modules=module_names("ernie4_5_vl_moe_text"),
         dropout_fields={},
     ),
 }
