@@ -281,6 +281,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 RULES = (
     *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
     *("slices", "split", "tiles", "native_tiles", "dynamic_hd", "hd_transform", "crops", "chunks", "recording"),
+    "patch_grid",
 )
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
