@@ -292,6 +292,7 @@ class Memory:
             ),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
+            (bool(settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),

@@ -442,6 +442,15 @@ class Settings:
             needs="lora_rank",
         ),
     ] = None
+    use_dora: Annotated[
+        bool | None,
+        Setting(
+            "Adapters train the magnitude of each output, too (DoRA), with --lora-library peft or torchtune.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
     bitsandbytes: Annotated[
         str | None,
         Setting(

@@ -156,6 +156,7 @@ def training_run(
             settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
             memory_use.adapters.experts,
+            memory_use.adapters.has_magnitudes,
         )
     return Training(
         batch=memory_use.workload.batch,

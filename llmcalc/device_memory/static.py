@@ -368,6 +368,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weight_forma
         bool(settings.fused_qkv),
         bool(settings.quantized_experts),
         bool(settings.lora_experts),
+        bool(settings.use_dora),
     )
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")

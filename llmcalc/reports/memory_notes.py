@@ -50,7 +50,9 @@ def _adapters_text(memory_use: MemoryUse) -> str:
     adapters = memory_use.adapters
     if adapters is None:
         return ""
-    return f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
+    return f"{'DoRA' if adapters.has_magnitudes else 'LoRA'} of rank {adapters.rank}" + (
+        f" on {adapters.base}" if adapters.base != "none" else ""
+    )
 
 
 PRECISION_TEXTS = {

@@ -67,7 +67,6 @@ IGNORED = field_names("""
 REFUSED = {
     "use_badam": "one block trained at a time (--allow-unknown counts all, which need more)",
     "use_llama_pro": "added layers trained alone (--allow-unknown counts all, which need more)",
-    "use_dora": "DoRA",
     "mixture_of_depths": "a mixture of depths",
     "shift_attn": "shifted sparse attention",
     "use_unsloth": "Unsloth's kernels",
@@ -205,6 +204,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("lora_target", "all-linear" if targets == "all" else targets),
         modules_to_save=("additional_target", config.get("additional_target")),
         dropout=config.get("lora_dropout"),
+        has_magnitudes=reader.flag(config, "use_dora"),
     )
     bits = config.get("quantization_bit")
     if reader.flag(config, "pissa_init"):

@@ -137,8 +137,6 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if name != "lora":
         reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
         return {}
-    if peft_table.get("use_dora"):
-        reader.unknown["peft_config.use_dora"] = "DoRA is not modelled"
     targets = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
         reader,
@@ -146,6 +144,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
         modules_to_save=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
         dropout=reader.value(peft_table, "lora_dropout", 0.05),
+        has_magnitudes=peft_table.get("use_dora"),
     )
     if not quantization:
         return adapter_settings

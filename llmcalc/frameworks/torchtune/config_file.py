@@ -210,13 +210,12 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
-    if model.get("use_dora"):
-        reader.unknown["model.use_dora"] = "DoRA is not modelled"
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
         targets=("model.lora_attn_modules", targets),
         dropout=model.get("lora_dropout"),
+        has_magnitudes=reader.flag(model, "use_dora"),
     )
     adapter_settings |= {"lora_library": "torchtune", "lora_dtype": dtype}
     return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})

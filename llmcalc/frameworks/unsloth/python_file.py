@@ -176,8 +176,6 @@ def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Map
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    if adapters.get("use_dora"):
-        reader.unknown["use_dora"] = "DoRA is not modelled"
     if any(name.startswith("finetune_") for name in adapters):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
@@ -186,6 +184,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
         targets=("target_modules", reader.value(adapters, "target_modules", list(TARGETS))),
         modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
         dropout=adapters.get("lora_dropout"),
+        has_magnitudes=adapters.get("use_dora"),
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")
