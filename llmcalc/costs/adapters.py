@@ -56,9 +56,10 @@ class LowRank:
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
-        DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values. What
-        is one layer of Megatron-Core has one adapter. So has each expert with mcore-bridge; with Megatron-Bridge all
-        experts of a rank share one, of which that of one rank is counted. PEFT's have one per expert and fused weight.
+        DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
+        ones of queries, keys and values. What is one layer of Megatron-Core has one adapter. So has each expert with
+        mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
+        have one per expert and fused weight.
         """
         tensors = self._adapters_of_experts(tree, include) if self.is_parallel or self.experts else []
         for product in self._layer_products(tree, include):

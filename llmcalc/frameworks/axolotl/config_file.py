@@ -97,7 +97,8 @@ IGNORED = field_names("""
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    lora_qkv_kernel lora_o_kernel relora_prune_ratio relora_prune_method relora_cpu_offload otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
+    lora_qkv_kernel lora_o_kernel relora_prune_ratio relora_prune_method relora_cpu_offload
+    otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """)
 """Keys that do not change the memory of a training step, or by less than one block."""
 

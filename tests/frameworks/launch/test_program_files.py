@@ -197,6 +197,13 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+BUDGET = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=0.5)"
+NETWORKS = (
+    'ac_config=TransformerActivationCheckpointingConfig(mode=M.selected_modules, modules=["blocks.*.feed_forward"])'
+)
+ULYSSES = "cp_config=TransformerContextParallelConfig.ulysses(degree=2)"
+
+
 def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
     """A step of OLMo-core is split over micro-batches of all devices, in tokens."""
     text = FILES["olmo_core.py"]
@@ -206,19 +213,70 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
     assert launch.spec is not None
     assert launch.spec.vocab_size == 100_352
     for old, new, message in (
-        ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
-        ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
         ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
         ("return TransformerTrain", "return cookbook.TransformerTrain", "TransformerTrainModuleConfig: no call in"),
         ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
         ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
         ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
-        ("float8_config=None", "cp_config=ring(4)", "cp_config (only FSDP is modelled"),
+        ("float8_config=None", "tp_config=rows(4)", "tp_config (only FSDP and parts of sequences are modelled"),
+        ("float8_config=None", "cp_config=ring(4)", "cp_config: its degree is not in the script"),
+        ("float8_config=None", BUDGET.replace("budget,", "blocks,"), "ac_config.mode ('blocks' is not modelled"),
         ("common.tokenizer", "TokenizerConfig.gpt2()", "TokenizerConfig.gpt2 (the embedding is counted"),
     ):
         with pytest.raises(InputError) as error:
             launch_of(text.replace(old, new), "olmo.py", 8)
         assert message in str(error.value)
+
+
+def test_what_a_script_of_olmo_core_states_of_sequences_replicas_and_recomputation() -> None:
+    text = FILES["olmo_core.py"]
+    sized = text.replace("DataParallelType.fsdp", "DataParallelType.hsdp, shard_degree=4")
+    for source, devices, settings, replicas in (
+        (text.replace("float8_config=None", BUDGET), 8, {"recompute": "every:2", "seq": 2048}, 1),
+        (text.replace("float8_config=None", NETWORKS), 8, {"recompute": "nodes:mlp"}, 1),
+        (text.replace("float8_config=None", ULYSSES), 8, {"seq": 1024, "batch": 4, "num_microbatches": 4}, 1),
+        (text.replace("DataParallelType.fsdp", "DataParallelType.hsdp"), 16, {"num_microbatches": 1}, 2),
+        (sized.replace("float8_config=None", ULYSSES), 16, {"num_microbatches": 2}, 2),
+        (sized, 16, {"num_microbatches": 1}, 4),
+    ):
+        launch = launch_of(source, "olmo.py", devices)
+        assert settings.items() <= launch.settings.items()
+        assert (launch.layout.dp, launch.layout.hsdp_replicas) == (devices, replicas)
+
+
+def test_a_script_of_olmo_core_that_changes_its_model_leaves_it_to_target() -> None:
+    """Such as the hybrid models, whose scripts replace layers of OLMo 3 after the call that made it."""
+    text = FILES["olmo_core.py"]
+    call = "return TransformerConfig.olmo2_1B_v2(vocab_size=common.tokenizer.padded_vocab_size())"
+    assert call in text
+    changed = text.replace(call, call.replace("return", "config =") + "\n    {}\n    return config")
+    fused = launch_of(changed.format("config.lm_head.loss_implementation = Loss.fused_linear"), "olmo.py", 8)
+    assert fused.spec is not None
+    assert fused.settings["cross_entropy"] == "chunked"
+    for source, target in (
+        (changed.format("config.d_model -= 128"), "TransformerConfig.olmo2_1B_v2 with other d_model"),
+        (text.replace("olmo2_1B_v2(", "ngpt_1B("), "TransformerConfig.ngpt_1B"),
+        (text.replace("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, "), "TransformerConfig.olmo2_1B_v2 with other n_layers"),
+    ):
+        launch = launch_of(source, "olmo.py", 8)
+        assert (launch.spec, launch.target) == (None, target)
+
+
+COOKBOOK = """
+from olmo_core.internal import cookbook
+SEQ_LENGTH = 4096
+model = TransformerConfig.olmo2_1B_v2(vocab_size=TokenizerConfig.dolma2().padded_vocab_size())
+step = cookbook.configure_train_module(
+    max_sequence_length=SEQ_LENGTH, rank_microbatch_size=SEQ_LENGTH * 2, learning_rate=1e-4,
+    activation_memory_budget=0.75, cp_degree=2, dp_shard_degree=2)
+"""
+
+
+def test_the_cookbook_of_olmo_core_states_the_rest_of_a_step() -> None:
+    launch = launch_of(COOKBOOK, "olmo.py", 8)
+    expected = {"seq": 2048, "batch": 2, "recompute": "every:4", "compile": True, "dtype": "bf16"}
+    assert expected.items() <= launch.settings.items()
+    assert (launch.layout.dp, launch.layout.zero, launch.layout.hsdp_replicas) == (8, 3, 2)
 
 
 def test_an_engine_sleeps_while_the_training_runs() -> None:
