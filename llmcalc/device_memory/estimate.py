@@ -159,7 +159,7 @@ class Memory:
             training_run = self._recorded_training(cuda_runtime)
         else:
             training_run = self._recorded_inference(attention, cuda_runtime)
-        counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
+        counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
@@ -168,9 +168,14 @@ class Memory:
         device = training_run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
         if self.settings.phase != "training":
             return device
-        recompute_period = self.settings.recomputed().every
         device = with_paged_states(device, self.states)
-        return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
+        return replace(device, host=host_terms(self.spec, self.states, self.training(), self._layer_period))
+
+    @property
+    def _layer_period(self) -> int:
+        """Number of layers after which the next ones run alike."""
+        is_whole = self.states.first_trained_layer is None
+        return self.settings.recomputed().every if is_whole else self.training().layer_period
 
     @property
     def _runs_encoders(self) -> bool:
@@ -305,7 +310,7 @@ class Memory:
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
-                memory_use.grad_dtype not in ("", memory_use.adapter_dtype or memory_use.dtype),
+                memory_use.grad_dtype not in ("", memory_use.trained_format),
                 "sums of gradients in a format of their own",
             ),
             (

@@ -318,6 +318,17 @@ class Settings:
     offload_activations: Annotated[
         bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
     ] = None
+    trainable_layers: Annotated[
+        int | None,
+        Setting(
+            "Train the last N layers alone; embeddings, output head and the other layers are frozen.",
+            "Training",
+            "all weights",
+            TRAINING,
+            example="2",
+            metavar="N",
+        ),
+    ] = None
     fake_quantize: Annotated[
         str | None,
         Setting(
