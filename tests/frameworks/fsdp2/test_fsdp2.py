@@ -58,8 +58,8 @@ from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter, Place
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.witnesses import variants
+from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
