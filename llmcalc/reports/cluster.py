@@ -87,6 +87,7 @@ PHASE_WORDS = {
 }
 """Phase of reinforcement learning → its name in a sentence."""
 
+
 def report(
     preset: Preset,
     cluster: Cluster,

@@ -82,6 +82,16 @@ def test_magnitudes_of_torchtune(number: int, dropout: bool, monkeypatch: pytest
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
+def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() -> None:
+    """Autocast casts no weight in bf16; weights in float32 beside bf16 activations are refused."""
+    model = llmcalc.load("qwen3.5-0.8b?decoder.num_hidden_layers=4").model
+    adapters = Adapters(4, frozenset({"q_proj", "k_proj"}))
+    run = Training(1, 64, autocast=True, adapters=adapters)
+    assert replay(model, run).after > 0
+    with pytest.raises(Unsupported, match="no published kernels under autocast"):
+        replay(model, Training(1, 64, autocast=True, dtype="float32", adapters=adapters))
+
+
 def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
     """DoRA has one number of 4 bytes for each output of an adapted layer, and a base in 8 bits is refused."""
     layers = "llama3.2-1b?num_hidden_layers=2"

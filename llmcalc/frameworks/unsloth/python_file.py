@@ -51,6 +51,8 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
+        if re.search(r"\bvllm serve\b|vllm\.entrypoints", text) is not None:
+            reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
         cells = [statement for function in functions for statement in function.body]
         variables = constants([*syntax_tree.body, *cells])

@@ -279,6 +279,17 @@ def test_the_cookbook_of_olmo_core_states_the_rest_of_a_step() -> None:
     assert (launch.layout.dp, launch.layout.zero, launch.layout.hsdp_replicas) == (8, 3, 2)
 
 
+def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
+    text = FILES["pai_qwen2.sh"].replace("Qwen2Tokenizer", "BloomTokenizerFromHF")
+    assert text != FILES["pai_qwen2.sh"]
+    arguments = ("dsw", "7B", "2", "bf16")
+    with pytest.raises(InputError, match="expected its size as the last argument of the script, as in --launch 'FILE"):
+        launch_of(text, "pai.sh", arguments=arguments)
+    launch = launch_of(text, "pai.sh", arguments=(*arguments, "--padded-vocab-size", "250880"))
+    assert launch.spec is not None
+    assert launch.spec.vocab_size == 250_880
+
+
 def test_an_engine_sleeps_while_the_training_runs() -> None:
     rollout = read_launch(typed("swift_grpo.sh")).rollout
     assert rollout is not None
@@ -293,6 +304,27 @@ def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     assert any("num_generations, 8" in note for note in launch_of(text, "grpo.py").notes)
     in_parts = text.replace("batch_size=4", "batch_size=4, num_generations=4")
     assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
+
+
+def test_activations_of_verl_wait_on_the_host() -> None:
+    text = FILES["verl_fsdp.sh"].replace(
+        "main_ppo ", "main_ppo actor_rollout_ref.model.enable_activation_offload=True ", 1
+    )
+    launch = launch_of(text, "verl.sh", 8)
+    assert launch.settings["offload_activations"] is True
+    assert any("of which five stay, an estimate" in note for note in launch.notes)
+
+
+def test_a_python_file_that_trains_is_no_server(tmp_path: Path) -> None:
+    """Notebooks of Unsloth start vLLM to write data, and then train."""
+    file = tmp_path / "data_and_training.py"
+    start = 'import subprocess\nserver = subprocess.Popen(["vllm", "serve", "Qwen/Qwen2.5-7B"])\n'
+    file.write_text(start)
+    assert starts_any_server(file)
+    file.write_text(start + FILES["unsloth_sft.py"])
+    assert not starts_any_server(file)
+    launch = read_launch(file)
+    assert launch.settings["lora_rank"] == 8
 
 
 def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
