@@ -246,7 +246,7 @@ class Lowering(ProgramLowering):
             if layer_index < first_trained_layer:
                 return super().layer(module_call, x)
             x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)
-        if layer_index is None or not recompute.layers or layer_index % recompute.every or not is_a_layer(module_scope):
+        if layer_index is None or not recompute.includes_layer(layer_index) or not is_a_layer(module_scope):
             return super().layer(module_call, x)
         layer_runner = self.layer_runner(module_call, *module_scope.layer_values)
         return self.run_checkpointed(layer_runner, [x, *self.carried.values()])

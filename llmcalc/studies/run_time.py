@@ -431,9 +431,7 @@ class TrainingTimes:
 
 def recomputed_share(recompute: Recompute) -> float:
     """Returns the share of the layers whose whole forward pass runs again."""
-    if not recompute.layers:
-        return 0.0
-    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every
+    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
 def _gradient_buffer_bytes(memory: Memory) -> float | None:

@@ -439,7 +439,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
-        is_recomputed = layer and recompute.layers and int(child_name) % recompute.every == 0
+        is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif is_recomputed or core or path_in_layer in recompute.nodes:

@@ -333,13 +333,14 @@ def _recompute_settings(
     if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
         if budget in (0, 1):
             return {"recompute": "none" if budget else "full"}
-        period = max(2, math.ceil(1 / (1 - budget)))
-        kept = f"{period - 1} of {period} layers" if period > 2 else "every other layer"
+        kept_layers = 1 / min(budget, 1 - budget)
+        period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
+        kept = f"one of {period}" if budget < 0.5 else f"{period - 1} of {period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {budget}: counted as if {kept} kept all their activations, "
-            + ("an estimate" if abs((period - 1) / period - budget) < 1e-9 else "an upper bound")
+            f"ac_config.activation_memory_budget {budget}: counted as if {kept} layers kept all their activations, "
+            + ("an estimate" if abs(kept_layers - period) < 1e-6 else "an upper bound")
         )
-        return {"recompute": f"every:{period}"}
+        return {"recompute": f"but-every:{period}" if budget < 0.5 else f"every:{period}"}
     reader.unknown["ac_config.mode"] = (
         f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
         "counts no recomputation, which needs more"

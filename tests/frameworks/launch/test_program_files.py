@@ -233,6 +233,10 @@ def test_what_a_script_of_olmo_core_states_of_sequences_replicas_and_recomputati
     sized = text.replace("DataParallelType.fsdp", "DataParallelType.hsdp, shard_degree=4")
     for source, devices, settings, replicas in (
         (text.replace("float8_config=None", BUDGET), 8, {"recompute": "every:2", "seq": 2048}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.1")), 8, {"recompute": "but-every:10"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.4")), 8, {"recompute": "but-every:2"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.7")), 8, {"recompute": "every:4"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.8")), 8, {"recompute": "every:5"}, 1),
         (text.replace("float8_config=None", NETWORKS), 8, {"recompute": "nodes:mlp"}, 1),
         (text.replace("float8_config=None", ULYSSES), 8, {"seq": 1024, "batch": 4, "num_microbatches": 4}, 1),
         (text.replace("DataParallelType.fsdp", "DataParallelType.hsdp"), 16, {"num_microbatches": 1}, 2),
