@@ -112,7 +112,8 @@ def test_an_option_says_what_runs_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "but-every:1", "nodes:", "nodes:a,"]
+    "text",
+    ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "but-every:1", "nodes:", "nodes:a,"],
 )
 def test_an_unknown_option_is_refused(text: str) -> None:
     with pytest.raises(

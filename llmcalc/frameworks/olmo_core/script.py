@@ -335,9 +335,9 @@ def _recompute_settings(
             return {"recompute": "none" if budget else "full"}
         kept_layers = 1 / min(budget, 1 - budget)
         period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
-        kept = f"one of {period}" if budget < 0.5 else f"{period - 1} of {period}"
+        layer_share = f"one of {period}" if budget < 0.5 else f"{period - 1} of {period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {budget}: counted as if {kept} layers kept all their activations, "
+            f"ac_config.activation_memory_budget {budget}: counted as if {layer_share} layers kept all that it saves, "
             + ("an estimate" if abs(kept_layers - period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{period}" if budget < 0.5 else f"every:{period}"}
