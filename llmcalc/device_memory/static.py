@@ -338,7 +338,9 @@ def _first_trained_layer(spec: ModelSpec, settings: Settings) -> int | None:
         raise InputError("--trainable-layers: is modelled for decoders on whole devices; expected none")
     layers = spec.decoder.num_hidden_layers
     if not 0 < settings.trainable_layers <= layers:
-        raise InputError(f"--trainable-layers {settings.trainable_layers}: the model has {layers} layers")
+        raise InputError(
+            f"--trainable-layers {settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
+        )
     return layers - settings.trainable_layers
 
 

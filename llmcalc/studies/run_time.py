@@ -314,8 +314,6 @@ class TrainingTimes:
         _refuse_wide_products(memory)
         if memory.settings.fake_quantize is not None:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
-        if memory.settings.trainable_layers is not None:
-            raise InputError("--trainable-layers: the time of frozen layers is not modelled; expected none")
         self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
             raise missing_units_error(memory.settings.precision or self.dtype, self.dtype, hardware)

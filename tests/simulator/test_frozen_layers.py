@@ -55,7 +55,8 @@ def test_the_trained_layers_alone_have_gradients_and_states(recompute: str) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trainable_layers": 5}, "--trainable-layers 5: the model has 4 layers"),
+        ({"trainable_layers": 5}, "--trainable-layers 5: the model has 4 layers; expected 1 to 4"),
+        ({"trainable_layers": 1, "devices": 2, "tp": 2}, "--trainable-layers: not modelled in a layout that divides"),
         ({"trainable_layers": 1, "lora_rank": 8}, "--trainable-layers with --lora-rank: adapters train no layers"),
         (
             {"trainable_layers": 1, "fsdp": 2, "tp": 2},
@@ -69,3 +70,16 @@ def test_frozen_layers_that_are_not_modelled_are_refused(options: dict[str, Any]
     with pytest.raises(InputError) as error:
         llmcalc.memory("llama3.2-1b?num_hidden_layers=4", seq=128, **options)
     assert message in str(error.value)
+
+
+def test_plans_and_times_of_frozen_layers_are_refused() -> None:
+    model, message = (
+        "llama3.2-1b?num_hidden_layers=4",
+        "plans and times are of runs that train whole models or adapters",
+    )
+    with pytest.raises(InputError, match=message):
+        llmcalc.plan(model, devices=2, hardware="h100", trainable_layers=1, seq=128)
+    with pytest.raises(InputError, match=message):
+        llmcalc.time(model, hardware="h100", trainable_layers=1, seq=128)
+    with pytest.raises(InputError, match="--use-dora: the time of the norms of whole rows is not modelled"):
+        llmcalc.time(model, hardware="h100", lora_rank=4, use_dora=True, seq=128)
