@@ -4,7 +4,7 @@
     python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
 
 answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices, a
-length, or for servers an accelerator and a scheme. refused: with the message. taken for another program: the program
+length, the first of a file's configurations, or for servers an accelerator and a scheme. refused: with the message. taken for another program: the program
 that `index.json` states is not the one that was read; without an index nothing is known of that.
 """
 
@@ -91,7 +91,9 @@ def outcome(path: Path, kind: str = "") -> Outcome:
     options: dict[str, object] = {}
     for _ in range(len(ASKS) + 1):
         try:
-            answer = memory(options.get("target"), launch=path, **{k: v for k, v in options.items() if k != "target"})
+            launch = f"{path} {options['configuration']}" if "configuration" in options else path
+            others = {name: value for name, value in options.items() if name not in ("target", "configuration")}
+            answer = memory(options.get("target"), launch=launch, **others)
             documents = answer.document if isinstance(answer.document, list) else [answer.document]
             program = ", ".join(dict.fromkeys(d["launch"]["program"] or d["launch"]["kind"] for d in documents))
             size = max(document["memory"]["device_bytes"] for document in documents) / 2**30
@@ -104,6 +106,9 @@ def outcome(path: Path, kind: str = "") -> Outcome:
             if number is not None:
                 asked = {"devices": int(number[1])}
                 asked = {} if asked.items() <= options.items() else asked
+            named = re.search(r"expected one of them, as in --launch '([^']+)'", message)
+            if named is not None and "configuration" not in options:  # the first of several in one file
+                asked = {"configuration": named[1].rpartition(" ")[2]}
             if not asked:
                 return Outcome(path, REFUSED, message.replace(f"{path}: ", ""))
             options |= asked
