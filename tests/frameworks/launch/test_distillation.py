@@ -150,9 +150,9 @@ def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
     """Beside the teacher's logits: a probability and a logarithm in float32, and a mask, of each logit."""
-    dtype, saved = torch.bfloat16, {}
+    saved: dict[int, torch.Tensor] = {}
     student, teacher_logits = (
-        torch.empty(TOKENS, VOCABULARY, dtype=dtype, device="meta", requires_grad=i == 0) for i in range(2)
+        torch.empty(TOKENS, VOCABULARY, dtype=torch.bfloat16, device="meta", requires_grad=i == 0) for i in range(2)
     )
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(id(x), x), lambda x: x):
         forward_kl(student, teacher_logits)
