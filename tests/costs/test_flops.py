@@ -339,7 +339,9 @@ def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     assert measured_training_step(spec, 2, 7, reentrant=False) == count.total - count.skipped_by_early_stop
 
 
-@pytest.mark.parametrize("mode", ["every:2", "every:3", "attention", "attention+matmuls", "nodes:self_attn,mlp"])
+@pytest.mark.parametrize(
+    "mode", ["every:2", "every:3", "but-every:3", "attention", "attention+matmuls", "nodes:self_attn,mlp"]
+)
 @pytest.mark.parametrize("number", [0, 1, 3, 12])
 def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
     """Of three layers; without reentrance, which stops early."""
