@@ -83,9 +83,9 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half, indices in self._halves():
+        for half_label, indices in self._halves():
             x = recorder.layers(
-                x, lambda v: self._record_layer(recorder, v), len(indices), indices, kind="layer", label=half
+                x, lambda v: self._record_layer(recorder, v), len(indices), indices, kind="layer", label=half_label
             )
             if indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
@@ -101,10 +101,10 @@ class CtcConformer(TowerPart):
 
     def _halves(self) -> Iterator[tuple[str, list[int]]]:
         """Yields the label and the indices of the layers before and after the labels."""
-        layers, half = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
-        if half:
-            yield "first half", layers[:half]
-        yield "second half", layers[half:]
+        layers, middle = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
+        if middle:
+            yield "first half", layers[:middle]
+        yield "second half", layers[middle:]
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""

@@ -181,8 +181,8 @@ def _reference_class() -> type[nn.Module]:
             self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
 
         def forward(self, frames: Tensor) -> Tensor:
-            half = frames.shape[-1] // 2
-            rates = 10000.0 ** -(torch.arange(half, device=frames.device) / max(half - 1, 1))
+            rate_count = frames.shape[-1] // 2
+            rates = 10000.0 ** -(torch.arange(rate_count, device=frames.device) / max(rate_count - 1, 1))
             angles = (torch.arange(frames.shape[1], device=frames.device) + 1)[:, None] * rates
             x = frames * self.hidden_size**0.5 + torch.cat([angles.sin(), angles.cos()], -1)
             for layer in self.layers:
