@@ -331,6 +331,19 @@ def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
     assert data(2, 16) > 4 * data(2, 1) > 0
 
 
+def test_ranks_of_a_context_are_neighbours_in_the_group_of_gradients() -> None:
+    """Gradients of dp · cp ranks leave a domain once, and those of an expert once for each of its replicas."""
+    slow, fast = (replace(h100(), nic=rate) for rate in (1e9, 1e11))
+
+    def data(device: Device, spec: ModelSpec = llama(), **sizes: int) -> float:
+        return float(training_step(spec, device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).parts["data"])
+
+    assert data(slow, dp=4, cp=2) == data(fast, dp=4, cp=2) > 0
+    assert data(slow, dp=8, cp=2) == pytest.approx(data(slow, dp=16), rel=0.02)
+    mixtral = load_preset("mixtral-8x7b").model
+    assert data(slow, mixtral, dp=16, ep=8) > 0.5 * data(slow, mixtral, dp=16, ep=1)
+
+
 def test_rings_through_nodes_take_steps_of_every_message() -> None:
     """Two nodes of 8 H100: 15/16 of 1 GB go through eight cards of 50 GB/s at 0.8 of it; LL128 takes 14 + 1 steps."""
     device = h100()
