@@ -316,6 +316,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         etp=row.whole("etp") if row["etp"] else None,
         vpp=row.whole("vpp"),
         sequence_parallel=row["sequence_parallel"] == "1",
+        cp_comm=row["cp_comm"] or "p2p",  # type: ignore[arg-type]
         zero=zero,  # type: ignore[arg-type]
         hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         pp_layout=_stage_sizes(row["stages"]),
