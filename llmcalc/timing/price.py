@@ -55,6 +55,12 @@ float32 (6), softmax (8), to 16 bits (6)."""
 ATTENTION_BACKWARD = 2.5
 """Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
 
+FUSED_HEAD_DIM = 256
+"""Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
+more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
+kernels of their own.
+"""
+
 LOSS_BACKWARD = 0.7
 """Bytes of the loss's backward pass over those of its forward pass."""
 
@@ -374,7 +380,10 @@ class TimeEstimator:
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
-        efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
+        older_kernels = device.generation.older_attention
+        efficiency = older_kernels.get(self.stack.attention, 1.0)
+        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
+            efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped

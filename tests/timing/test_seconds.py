@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -335,8 +336,10 @@ def test_ranks_of_a_context_are_neighbours_in_the_group_of_gradients() -> None:
     """Gradients of dp · cp ranks leave a domain once, and those of an expert once for each of its replicas."""
     slow, fast = (replace(h100(), nic=rate) for rate in (1e9, 1e11))
 
-    def data(device: Device, spec: ModelSpec = llama(), **sizes: int) -> float:
-        return float(training_step(spec, device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).parts["data"])
+    def data(device: Device, spec: ModelSpec | None = None, **sizes: int) -> float:
+        return float(
+            training_step(spec or llama(), device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).parts["data"]
+        )
 
     assert data(slow, dp=4, cp=2) == data(fast, dp=4, cp=2) > 0
     assert data(slow, dp=8, cp=2) == pytest.approx(data(slow, dp=16), rel=0.02)
@@ -422,6 +425,24 @@ def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
         assert line.memory == pytest.approx(4 * 4096 * width / (device.bandwidth * device.generation.memory))
     paths = [line.path for line in casts["fp8"] if not line.backward]
     assert "layers.mlp.up_proj" not in paths  # the input of gate_proj, which is cast once
+
+
+def test_heads_that_flash_attention_refuses_run_in_an_older_kernel() -> None:
+    """Equal products of 16 heads of 512 and of 32 heads of 256 elements, as Gemma 4's layers of both kinds have."""
+    config = {
+        **{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 1, "intermediate_size": 1024},
+        **{"vocab_size": 1024, "max_position_embeddings": 8192},
+    }
+
+    def attention(heads: int, width: int, stack: Any, phase: Any = "training") -> float:
+        sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width}
+        work = rank_work(llmcalc.load(config | sizes).model, RankPass(seq=8192, phase=phase))
+        lines = time_pass(work, h100(), stack, Formats()).operations
+        return float(sum(line.compute for line in lines if line.kind == "attention"))
+
+    fused, older = attention(32, 256, MEGATRON), attention(16, 512, MEGATRON)
+    assert older == pytest.approx(fused / h100().generation.older_attention["triton"])
+    assert attention(16, 512, VLLM, "prefill") == attention(32, 256, VLLM, "prefill")
 
 
 def test_a_shallow_product_is_slower_than_a_deep_one() -> None:
