@@ -287,24 +287,36 @@ class TimeEstimator:
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield (
-            False,
-            kernel.flops[0] / rate * self._depth_factor(dtype, k),
-            device.memory_seconds(element * (weight + m * k) + output_bytes * m * n),
-        )
+        output = kernel.flops[0] / rate * self._depth_factor(dtype, k)
+        yield from self._with_weights(kernel, False, output, element * weight, element * m * k + output_bytes * m * n)
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
+            moved = element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n)
-            yield True, input_gradient, device.memory_seconds(element * (weight + m * n) + output_bytes * m * k)
+            yield from self._with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            memory = device.memory_seconds((element + 4.0) * weight + element * m * k + output_bytes * m * n)
-            yield True, backward, memory
+            moved = element * m * k + output_bytes * m * n
+            yield from self._with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+
+    def _with_weights(
+        self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
+    ) -> Iterator[tuple[bool, Number, Number]]:
+        """Yields a training product. The weights or their gradients move before it where each expert has a kernel."""
+        if kernel.kind == "experts" and self.stack.separate_experts:
+            yield backward, 0.0, self.device.memory_seconds(weight_bytes)
+            yield backward, compute, self.device.memory_seconds(value_bytes)
+        else:
+            yield backward, compute, self.device.memory_seconds(weight_bytes + value_bytes)
+
+    def _gradient_bytes(self, element: float) -> float:
+        """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
+        return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else element + 4.0
 
     _experts_seconds = _product_seconds
 

@@ -149,6 +149,7 @@ class Stack(Record):
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
     fused_experts: bool = False
+    separate_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
     moves_all_rows: bool = False

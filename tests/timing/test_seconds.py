@@ -262,7 +262,7 @@ def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
     assert eager.tested is not None
     assert captured.tested is not None
     assert (eager.tested.eager, captured.tested.eager) == (True, False)
-    assert eager.high / eager.low > 1.5 * captured.high / captured.low
+    assert eager.high / eager.low > 1.3 * captured.high / captured.low
 
 
 def test_experts_that_no_token_selects_are_not_read() -> None:
@@ -488,9 +488,10 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
     assert any(memory(MEGATRON, "elementwise", ""))
     assert not any(memory(graphs, "elementwise", ""))
     # the input of the last product and the gradients of the first ones come from the activation
+    whole = MEGATRON.model_copy(update={"separate_experts": False})
     for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
         path = f".{name}"
-        assert len(memory(MEGATRON, "experts", path)) - len(memory(graphs, "experts", path)) == casts
+        assert len(memory(whole, "experts", path)) - len(memory(graphs, "experts", path)) == casts
 
 
 def test_biases_of_experts_are_added_step_by_step() -> None:
@@ -504,6 +505,26 @@ def test_biases_of_experts_are_added_step_by_step() -> None:
     elements = 2 * 4 * 4096 * 2880  # of two kinds of layers, with four experts a token
     assert moved.pop(("gpt-oss-20b", "megatron")) == pytest.approx(h100().memory_seconds((28 + 36) * elements))
     assert not any(moved.values())
+
+
+def test_each_expert_waits_for_its_own_weights() -> None:
+    """Transformer Engine multiplies expert by expert: weights, and gradients in buffers of float32, are not hidden."""
+    mixtral = load_preset("mixtral-8x7b").model
+    device, experts = h100(), 3 * 4096 * 14_336 * 8
+
+    def seconds(stack: Any) -> dict[bool, float]:
+        lines = time_pass(rank_work(mixtral, RankPass(seq=4096, phase="training")), device, stack, Formats()).operations
+        return {
+            backward: sum(float(line.seconds) for line in lines if line.kind == "experts" and line.backward is backward)
+            for backward in (False, True)
+        }
+
+    separate, fused = seconds(MEGATRON), seconds(MEGATRON.model_copy(update={"separate_experts": False}))
+    rate = device.bandwidth * device.generation.memory
+    assert separate[False] - fused[False] == pytest.approx(2 * experts / rate, rel=1e-6)
+    assert separate[True] - fused[True] == pytest.approx((2 + 8) * experts / rate, rel=1e-6)
+    in_16_bits = MEGATRON.model_copy(update={"gradient_bytes": 2.0})
+    assert separate[True] - seconds(in_16_bits)[True] == pytest.approx(4 * experts / rate, rel=1e-6)
 
 
 def test_recomputed_modules_take_their_forward_seconds_again() -> None:
