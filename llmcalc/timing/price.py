@@ -55,6 +55,9 @@ float32 (6), softmax (8), to 16 bits (6)."""
 ATTENTION_BACKWARD = 2.5
 """Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
 
+DECODED_TILE_ROWS = 16
+"""Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
+
 FUSED_HEAD_DIM = 256
 """Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
@@ -337,9 +340,10 @@ class TimeEstimator:
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
         """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
-        if kernel.kind == "experts" or dtype in (QUANTIZED, "fp32") or not self.stack.pads_rows or is_zero(kernel.m):
+        if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
-        return maximum(1.0, self.device.generation.tile_rows / kernel.m)
+        tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
+        return maximum(1.0, tile_rows / kernel.m)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
         """The time of expert products on the busiest rank over the time with even loads."""
@@ -376,6 +380,8 @@ class TimeEstimator:
         cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            if self.stack.copies_cache:  # reads the cache and writes it with the token's entries
+                cache_bytes *= 3
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device

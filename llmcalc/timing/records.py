@@ -170,6 +170,7 @@ class Stack(Record):
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False
+    copies_cache: bool = False
     repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True

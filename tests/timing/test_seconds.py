@@ -235,7 +235,23 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
     assert product_compute("vllm", 1) == pytest.approx(product_compute("vllm", 64), rel=1e-12)
     assert product_compute("vllm", 128) == pytest.approx(2 * product_compute("vllm", 1), rel=1e-12)
     assert product_compute("llamacpp", 64) == pytest.approx(64 * product_compute("llamacpp", 1), rel=1e-12)
-    assert product_compute("vllm", 64, "quantized") == pytest.approx(64 * product_compute("vllm", 1, "quantized"))
+    # kernels that decode weights (Marlin) have tiles of 16 rows, and llama.cpp's of matrix by vector none
+    assert product_compute("vllm", 16, "quantized") == pytest.approx(product_compute("vllm", 1, "quantized"))
+    assert product_compute("vllm", 64, "quantized") == pytest.approx(4 * product_compute("vllm", 1, "quantized"))
+    assert product_compute("llamacpp", 64, "quantized") == pytest.approx(
+        64 * product_compute("llamacpp", 1, "quantized")
+    )
+
+
+def test_a_dynamic_cache_is_copied_for_each_token() -> None:
+    """torch.cat reads the cache and writes it beside the read of attention; a static cache grows in place."""
+
+    def attention(stack: str) -> float:
+        work = rank_work(llama(), RankPass(1, 1, 8192, "decode"))
+        lines = time_pass(work, h100(), find_stack(stack), Formats()).operations
+        return float(sum(line.memory for line in lines if line.kind == "attention"))
+
+    assert attention("transformers") == pytest.approx(3 * attention("transformers-graphs"))
 
 
 def test_products_without_rows_compute_no_tile() -> None:
