@@ -92,7 +92,7 @@ def quantile(sources: Iterable[Sequence[float]], share: float) -> float:
 
 
 def ends(sources: Iterable[Sequence[Ratios]], widening: float) -> tuple[float, float]:
-    """The quantiles of measured over estimated seconds, `widening` times as far from the median on a logarithmic scale."""
+    """The quantiles of measured over estimated seconds, `widening` times as far from the median in logarithms."""
     known, range_ends = list(sources), []
     for end, tail in enumerate(TAILS):
         ratios = [[row[end] for row in rows] for rows in known]
