@@ -105,11 +105,12 @@ def log2(value: Number) -> Number:
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:
-    """Returns `dividend / divisor`, which must be an integer.
+    """Returns `dividend / divisor`, which must be an integer where both are.
 
-    Raises `ArithmeticError` for integers that do not divide: a count is never rounded silently.
+    Floats, such as the mean rows of a server's passes, are divided as they are. Raises `ArithmeticError` for integers
+    that do not divide: a count is never rounded silently.
     """
-    if _is_symbolic(dividend, divisor):
+    if _is_symbolic(dividend, divisor) or isinstance(dividend, float) or isinstance(divisor, float):
         return dividend / divisor
     if _is_array(dividend, divisor):
         return dividend // divisor

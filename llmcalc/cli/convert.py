@@ -6,6 +6,7 @@ import typer
 
 from ..questions.listings import ModelFileFormat
 from .options import Output, Target, open_output
+from .output import store_remark
 from .target_options import TargetOptions, takes_target
 
 
@@ -28,11 +29,14 @@ def command(
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
-    from ..questions.listings import convert_model
+    from ..questions.listings import convert_model, unscaled_note
     from ..sources.preset import name_in_errors
 
     preset = target_options.load(target)
+    written_format = to or ("hf" if output is not None and output.suffix == ".json" else "toml")
     with name_in_errors(preset):
-        text = convert_model(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
+        text = convert_model(preset, written_format)
+    if note := unscaled_note(preset, written_format):
+        store_remark(f"note: {preset.name}: {note}")
     with open_output(output) as output_stream:
         output_stream.write(text)

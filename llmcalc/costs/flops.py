@@ -44,6 +44,12 @@ def scores_of(op_use: OpUse) -> Number:
     return step_of(op_use) if attends else 0
 
 
+def index_scores_of(op_use: OpUse) -> Number:
+    """Returns the FLOPs of the query-key products with which an indexer selects tokens."""
+    selects = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
+    return step_of(op_use) if selects else 0
+
+
 @frozen
 class FlopCount:
     """The FLOPs of one model in one workload.

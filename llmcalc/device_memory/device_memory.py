@@ -194,14 +194,15 @@ def device_memory(
     encoders: the peaks of encoders that run before a prompt; default none.
     """
     counted_run = CountedRun(spec, replays, cuda_runtime, recompute_period)
-    return counted_run.memory(unreplayed, tensors, encoders)
+    return counted_run.memory(cuda_runtime.context, unreplayed, tensors, encoders)
 
 
 def summarize(
-    replay: ReplayResult, cuda_runtime: Runtime, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
+    replay: ReplayResult, context: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
+    context: bytes of the CUDA context.
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
@@ -217,7 +218,7 @@ def summarize(
         peak_bytes=allocated_bytes,
         after_step_bytes=replay.after + replay.slop_after,
         reserved_bytes=reserved_bytes,
-        device_bytes=reserved_bytes + cuda_runtime.context,
+        device_bytes=reserved_bytes + context,
         peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
         timeline=tuple(timeline(replay, stacks)),
@@ -227,7 +228,7 @@ def summarize(
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", replay.slop, *allocator_evidence, TORCH, True),
             Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -292,24 +293,25 @@ class CountedRun:
         peak = self.result.peak[1]
         return peak.bytes - peak.kinds["overhead"]
 
-    def least_bytes(self, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
+    def least_bytes(self, context: int, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
 
-        The allocator's blocks have at least the bytes of their tensors. unreplayed: bytes that the replay does not see.
+        The allocator's blocks have at least the bytes of their tensors. context: bytes of the CUDA context.
+        unreplayed: bytes that the replay does not see.
         """
         whole_run_bytes = sum(tensors.bytes for tensors in unreplayed if tensors.phases == MOMENTS)
-        return self.result.peak[1].bytes + whole_run_bytes + self.runtime.context
+        return self.result.peak[1].bytes + whole_run_bytes + context
 
     def memory(
-        self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
+        self, context: int, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
     ) -> DeviceMemory:
-        """Returns the memory of the device. Arguments are those of `device_memory`."""
+        """Returns the memory of the device. context: bytes of the CUDA context; others as in `device_memory`."""
         replay, overhead = self.result.copy(), self._allocator_overhead
         replay.slop, replay.slop_after = overhead.slop, overhead.slop_after
         replay.reserved = replay.peak[1].bytes + overhead.slop + overhead.free
         _add_unreplayed(replay, unreplayed)
         _add_encoders(replay, unreplayed, encoders)
-        return summarize(replay, self.runtime, self.stacks, tensors, self.whole)
+        return summarize(replay, context, self.stacks, tensors, self.whole)
 
     def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""

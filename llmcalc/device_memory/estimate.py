@@ -22,7 +22,7 @@ from ..simulator.event_log import RecordedEvents
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
-from .cuda_runtime import HOPPER, Runtime
+from .cuda_runtime import HOPPER, LARGE_WORKSPACE, Runtime
 from .device_memory import (
     TENSORS,
     CountedRun,
@@ -86,7 +86,9 @@ class Memory:
     runtime: Runtime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
+    _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
+    _quantized_sizes_of_ranks: dict[Hashable, QuantizedSizes] = field(default_factory=dict, repr=False, compare=False)
     _counted: dict[Runtime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
@@ -103,7 +105,8 @@ class Memory:
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        least_bytes = self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        counted_run = self._counted_run_on(self.runtime).run
+        least_bytes = counted_run.least_bytes(self.runtime.context, self._unreplayed_bytes())
         return least_bytes + paged_bytes(self.states)
 
     @property
@@ -125,7 +128,7 @@ class Memory:
         A new base in few bits brings the recomputation that it has by default.
         """
         parameter_count, settings = self.states.count, self.settings.with_(**changes)
-        return memory(
+        changed_memory = memory(
             self.spec,
             settings.with_usual_recomputation() if "base" in changes else settings,
             self.published,
@@ -135,6 +138,11 @@ class Memory:
             self.other_models,
             self._quantized_sizes,
         )
+        return replace(changed_memory, _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks)
+
+    def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
+        """Returns the known sizes of a rank's quantized weights, to which its memory adds. model: that of the rank."""
+        return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
 
     def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
@@ -157,15 +165,16 @@ class Memory:
     def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
+            counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
         else:
-            training_run = self._recorded_inference(attention, cuda_runtime)
-        counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
+            counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
         attention, training_run, encoders = self._counted_run_on(cuda_runtime)
-        device = training_run.memory(self._unreplayed_bytes(), self.tensors(attention), encoders)
+        unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
+        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoders)
         if self.settings.phase != "training":
             return device
         recompute_period = self.settings.recomputed().every
@@ -205,25 +214,47 @@ class Memory:
         training = replace(self.training(cuda_runtime), pages_states=True)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _recorded_inference(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
-        """Returns the configurations of the inference passes, which are recorded separately."""
+    def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
+        """Returns the configurations of the inference passes, with an accelerator's kernels.
+
+        Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
+        """
         passes = inference_passes(self.settings, self.spec, self.states, attention)
-        passes = [
-            replace(inference_pass, choices=choices_on(inference_pass.choices, cuda_runtime))
-            for inference_pass in passes
-        ]
-        return lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes]
+        if attention != "sdpa":
+            return passes
+        capability = cuda_runtime.capability
+        return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
+
+    def _counted_inference(self, passes: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
+        """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
+
+        def count_passes() -> CountedRun:
+            """Records the passes separately, and counts their tensors."""
+            return CountedRun(
+                self.spec,
+                lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes],
+                cuda_runtime,
+                self.settings.recomputed().every,
+            )
+
+        if not isinstance(self.spec, RankModel):
+            return count_passes()
+        of_runtime = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
+        run_key = shortened_rank(self.spec, {}), tuple(passes), of_runtime
+        if run_key not in self._counted_runs:
+            self._counted_runs[run_key] = count_passes()
+        return self._counted_runs[run_key]
 
     def _recorded_passes(
         self, inference_config: Inference, layers: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
-        """Returns the recorded passes, which ranks with equal shortened runs share."""
+        """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, layers, workspace)
-        run_key = shortened_rank(self.spec, layers), inference_config, workspace
+        run_key = shortened_rank(self.spec, layers), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, layers, workspace)
-        return self._recordings[run_key]
+            self._recordings[run_key] = record_inference(self.spec, inference_config, layers, LARGE_WORKSPACE)
+        return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""

@@ -38,9 +38,15 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
     model = rank_model(whole_model.spec, layout, rank)
     include = whole_model.states.count.include
     divided_memory = memory(
-        model, whole_model.settings, whole_model.published, include, whole_model.config, cuda_runtime
+        model,
+        whole_model.settings,
+        whole_model.published,
+        include,
+        whole_model.config,
+        cuda_runtime,
+        quantized_sizes=whole_model.quantized_sizes_of_rank(model),
     )
-    return replace(divided_memory, _recordings=whole_model._recordings)
+    return replace(divided_memory, _recordings=whole_model._recordings, _counted_runs=whole_model._counted_runs)
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:

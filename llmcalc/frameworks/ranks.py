@@ -54,6 +54,7 @@ class Cluster:
     run: RunOnRanks
     framework: Framework
     _replayed: dict[tuple[int, Runtime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
+    _inference_ranks: dict[int, Memory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def with_framework(
@@ -163,12 +164,21 @@ class Cluster:
         record = self.framework
         return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
 
+    def inference_rank(self, rank: int) -> Memory:
+        """Returns the memory of one rank of an inference run, on the run's accelerator, from a cache.
+
+        Raises `InputError` as `inference_rank.inference_rank` does.
+        """
+        if rank not in self._inference_ranks:
+            self._inference_ranks[rank] = inference_rank(self.memory, self.layout, rank, self.memory.runtime)
+        return self._inference_ranks[rank]
+
     def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
         else:
             check_serving(self.layout, self.framework)
-            memory = rank_memory(inference_rank(self.memory, self.layout, rank, cuda_runtime))
+            memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
         memory = with_nccl(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
@@ -218,7 +228,7 @@ class Cluster:
         """The name of the attention implementation."""
         if self.trains:
             return attention_of(self.memory, self.framework)
-        return inference_rank(self.memory, self.layout, 0, self.memory.runtime).attention
+        return self.inference_rank(0).attention
 
     @property
     def micro_batches(self) -> int:

@@ -9,7 +9,7 @@ from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
-from ..studies.step_size import default_batch, usual_batch
+from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .options import CostOptions, ServeOptions, TimeOptions
@@ -62,10 +62,10 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     question, assumed_options = _with_usual_step(question, options)
     assert question.settings.seq is not None
     spec, settings = question.preset.model, question.settings
-    is_pretraining = spec.kind == "decoder" and not spec.model_without_tokens and settings.lora_rank is None
+    has_usual_steps = is_pretraining(spec, settings.lora_rank)
     batch = options.global_batch or (
         usual_batch(question.settings.seq, devices)
-        if is_pretraining
+        if has_usual_steps
         else default_batch(question.settings.seq, devices, settings.batch or 1)
     )
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
@@ -89,7 +89,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
         step=step_seconds,
         step_tokens=step_tokens,
         assumed_options=tuple(assumed_options),
-        is_pretraining=is_pretraining,
+        is_pretraining=has_usual_steps,
         **estimate,
     )
 

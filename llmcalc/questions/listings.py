@@ -107,6 +107,27 @@ def ask_hardware(names: Sequence[str] = ()) -> Listing:
     return Listing(tuple(listed_accelerators), lambda: report(listed_accelerators, bool(names)), in_full=bool(names))
 
 
+def with_rope_scaling(config: dict[str, Any], preset: Preset) -> dict[str, Any]:
+    """Returns a config with the scaling of rotary positions that the model's own config states, if it is one table."""
+    scaling = preset.rope_parameters or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
+        return config
+    text_config = config.get("text_config", config)
+    text_config["rope_scaling"] = dict(scaling)
+    return config
+
+
+def unscaled_note(preset: Preset, to: ModelFileFormat) -> str:
+    """Returns a note if a written config lacks the scaling of positions that the release may have; else an empty text.
+
+    Presets hold sizes, which no scaling changes.
+    """
+    is_unknown = to == "hf" and preset.config is None and not preset.rope_parameters
+    if not is_unknown or preset.model.max_position_embeddings is None:
+        return ""
+    return "the config has the sizes alone; take rope_scaling, if the released config has it, from there"
+
+
 def convert_model(preset: Preset, to: ModelFileFormat) -> str:
     """Writes a model as a native description (toml), or as the config.json of a transformers class (hf)."""
     if to == "hf":
@@ -114,7 +135,7 @@ def convert_model(preset: Preset, to: ModelFileFormat) -> str:
 
         from ..sources.to_hf import to_config
 
-        return json.dumps(to_config(preset.model), indent=2) + "\n"
+        return json.dumps(with_rope_scaling(to_config(preset.model), preset), indent=2) + "\n"
     from ..sources.to_toml import dump_toml
 
     return dump_toml(preset)

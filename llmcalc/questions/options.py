@@ -202,7 +202,9 @@ class ServeOptions:
     ] = None
     ttft: Annotated[
         float | None,
-        in_seconds("Most time to the first token (1s, 300ms), as the upper end of its range.", "Inference"),
+        in_seconds(
+            "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.", "Inference"
+        ),
     ] = None
     tpot: Annotated[
         float | None,

@@ -418,11 +418,12 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
+    from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_beside_devices, fit, with_decoding
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
-    from .usual_engines import ServedUsers, UsualEngine
+    from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
     layout = question.layout
     settings, preset = question.settings, question.preset
@@ -449,11 +450,20 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         check_precision(settings, framework_of(layout))
         memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            fit_answer = fit(memory_on_one, question.hardware)
             engine = UsualEngine.of_run(preset, memory_on_one, question.hardware)
+            has_file = engine is not None and has_gguf_weights(memory_on_one)
+            fit_answer = (engine.fitting(memory_on_one) if engine and has_file else None) or fit(
+                memory_on_one, question.hardware
+            )
             served = ServedUsers.of_answer(fit_answer, engine)
             fit_answer = with_decoding(fit_answer, question.hardware, served.users)
-            options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
+            options = hardware_options(
+                memory_on_one,
+                question.accelerators,
+                layout,
+                question.runtime_on,
+                partial(gguf_fit, preset, memory_on_one),
+            )
             if fit_answer.fit.verdict == "no":
                 sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
                 on_several = changes_on_several(
@@ -490,6 +500,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     from ..reports.fit import options_report
     from ..sources.hardware import COMMON_HARDWARE, load_hardware
     from ..studies.fit_options import hardware_options
+    from .usual_engines import gguf_fit
 
     preset, layout = question.preset, question.layout
     if global_batch is not None:
@@ -498,7 +509,8 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
         check_precision(question.settings, framework_of(layout))
         memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
-        options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
+        engine_fit = partial(gguf_fit, preset, memory_on_one)
+        options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on, engine_fit)
     has_fitting_option = options[0].fit.verdict != "no"
     return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), has_fitting_option)
 

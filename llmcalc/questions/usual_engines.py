@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.engines.engine import HOST, Engine, EngineMemory
+from ..frameworks.engines.engine import Engine, EngineMemory
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
-from ..studies.decoding import usual_stack
-from ..studies.fit import Change, Fitting
+from ..studies.decoding import has_gguf_weights, usual_stack
+from ..studies.fit import (
+    MOST_BATCH,
+    MOST_SEQ,
+    Change,
+    Fitting,
+    as_options,
+    largest_fitting_number,
+    single_changes,
+)
+
+FORMATS = "dtype", "kv_dtype", "quantize"
+"""Settings that name the format of weights and cache."""
 
 NEWEST = (10**9,)
 """A version above all others, which has the newest software stack."""
@@ -40,24 +52,29 @@ class UsualEngine:
         records = [record for record in map(engine, FOLDERS) if record.stack(NEWEST) == stack]
         if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
             return None
-        options = {name: getattr(settings, name) for name in ("dtype", "kv_dtype", "quantize")}
+        options = {name: getattr(settings, name) for name in FORMATS}
         typed_options = {name: value for name, value in options.items() if value is not None}
         return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_of(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory with room for users; None for what it does not run, or in no known way."""
-        options = dict(self.options)
-        scheme = options.pop("quantize", None)
         try:
-            flags = read_values(self.record.title, self.record.known_flags(), options, self.record.flags_by_option)
-            flags |= {} if scheme is None else {"quantize": scheme}
-            if self.record.shows_alternatives:  # layers on the host are another run
-                flags |= {"n_gpu_layers": "all", "fit": "off"}
-            flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
-            _, version = engine_and_version(self.record.name)
-            return self.record.memory_on(self.preset, self.hardware, version, flags)
+            memory: EngineMemory = self.record.memory(self._server_of(users))
         except InputError:
             return None
+        return memory
+
+    def _server_of(self, users: int) -> Any:
+        """Returns the engine's server with room for users. Raises `InputError` for what it does not run."""
+        options = dict(self.options)
+        scheme = options.pop("quantize", None)
+        flags = read_values(self.record.title, self.record.known_flags(), options, self.record.flags_by_option)
+        flags |= {} if scheme is None else {"quantize": scheme}
+        if self.record.shows_alternatives:  # layers on the host are another run
+            flags |= {"n_gpu_layers": "all", "fit": "off"}
+        flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
+        _, version = engine_and_version(self.record.name)
+        return self.record.server(self.preset, self.hardware, version, flags)
 
     def most_users(self, users: int) -> int:
         """Returns how many of the users its cache holds; all of them where its memory is not known."""
@@ -67,19 +84,72 @@ class UsualEngine:
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
         return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
 
+    def device_bytes(self, users: int) -> int | None:
+        """Returns the bytes of the device that needs most, with those that are not free when the engine starts.
+
+        None for an engine that fills a budget, and where its memory is not known.
+        """
+        if not self.record.shows_alternatives:
+            return None
+        try:
+            server = self._server_of(users)
+            terms = self.record.memory(server).terms
+        except InputError:
+            return None
+        largest_bytes = max(
+            (sum(term.bytes for term in terms if term.device == device) for device in server.devices), default=0
+        )
+        return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
+
     def change(self, users: int) -> Change | None:
         """Returns the change from torch's kernels to the engine, which reads prompts in pieces.
 
         None where the engine fills a budget, or does not hold the users.
         """
-        memory = self.memory_of(users) if self.record.shows_alternatives else None
-        if memory is None or not memory.holds(users):
+        device_bytes = self.device_bytes(users)
+        if device_bytes is None or device_bytes > self.hardware.capacity_bytes:
             return None
-        device_bytes = max(
-            sum(term.bytes for term in memory.terms if term.device == device)
-            for device in {term.device for term in memory.terms} - {HOST}
-        )
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
+
+    def fitting(self, memory: Memory) -> Fitting | None:
+        """Returns the answer on whether a run fits by the engine's buffers; None where they are not known."""
+        users = int(memory.states.workload.batch)
+        device_bytes = self.device_bytes(users)
+        if device_bytes is None:
+            return None
+        fit = Fit(self.hardware, device_bytes)
+        batch = self._largest(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
+        changes: list[Change] = []
+        if fit.verdict == "no":
+            for settings in chain(*single_changes(memory, self.hardware, batch, seq)):
+                formats = {name: settings[name] for name in FORMATS if name in settings}
+                changed = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
+                needed_bytes = changed.device_bytes(settings.get("batch", users))
+                if needed_bytes is not None and needed_bytes < device_bytes:
+                    changes.append(Change(as_options(settings), Fit(self.hardware, needed_bytes)))
+        changes.sort(key=lambda change: change.fit.verdict == "no")
+        return Fitting(memory, fit, batch, seq, tuple(changes), engine_title=self.record.title)
+
+    def _largest(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
+        """Returns the largest number whose bytes fit; those that are not known do not."""
+        too_many = 2 * self.hardware.capacity_bytes
+
+        def needed_bytes(number: int) -> int:
+            device_bytes = bytes_of(number)
+            return too_many if device_bytes is None else device_bytes
+
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, maximum)
+
+
+def gguf_fit(preset: Preset, memory: Memory, hardware: Hardware) -> Fit | None:
+    """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
+
+    None for other weights, and where the engine does not run or its buffers are not known.
+    """
+    engine = UsualEngine.of_run(preset, memory, hardware) if has_gguf_weights(memory) else None
+    device_bytes = None if engine is None else engine.device_bytes(int(memory.states.workload.batch))
+    return None if device_bytes is None else Fit(hardware, device_bytes)
 
 
 @dataclass(frozen=True)

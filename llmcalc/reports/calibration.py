@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import units
-from ..timing.calibration import Calibration, Errors
+from ..timing.calibration import CAUTIOUS, Calibration, Errors
 from ..timing.spread import rounded
 from .document import Report
 from .notes import plural
@@ -51,6 +51,12 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     )
     factors = ", ".join(f"{name} × {factor:.2f}" for name, factor in asdict(calibration.fitted).items())
     notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
+    if not calibration.is_proved:
+        notes = [
+            f"hardly calibrated: of {plural(calibration.runs, 'measured run')}, those left out of a fit are not "
+            f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
+            f"of the median error; median error {errors}; {factors}"
+        ]
     if calibration.refused:
         notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
     if errors_before.regret is not None and errors_after.regret is not None:

@@ -183,7 +183,7 @@ def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
 def _undivided_notes(cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> list[str]:
     """Returns the way out for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
-    is_divided = layout.dp < layout.world or layout.zero or launch is not None or not cluster.trains
+    is_divided = layout.dp < layout.world or layout.zero or layout.ep > 1 or launch is not None or not cluster.trains
     if is_divided or any(fit.verdict != "no" for fit in fits):
         return []
     if layout.world == 1:

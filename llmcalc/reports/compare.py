@@ -209,6 +209,11 @@ def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequ
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
     caches = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
     cache = units.memory_scale(min(caches, default=0))
+    whole_caches = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
+    whole_cache = units.memory_scale(min(whole_caches, default=0))
+    has_windows = any(
+        counts.kv_bytes_per_token and counts.kv_bytes != counts.kv_bytes_per_token * counts.seq for counts in quantities
+    )
     return (
         (
             f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
@@ -223,6 +228,16 @@ def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequ
         (
             f"KV {cache.name} per token" if caches else "KV cache per token",
             lambda counts: "–" if counts.kv_bytes_per_token is None else cache.write(counts.kv_bytes_per_token),
+        ),
+        *(
+            [
+                (
+                    f"KV {whole_cache.name} at {quantities[0].seq:,}",
+                    lambda counts: "–" if counts.kv_bytes is None else whole_cache.write(counts.kv_bytes),
+                )
+            ]
+            if has_windows
+            else []
         ),
         *(load.lines() if load is not None else ()),
         *_STYLE_LINES,
@@ -334,6 +349,7 @@ def _quantities_data(counts: Quantities, load: Load | None = None) -> dict[str, 
         "vocabulary_share": counts.vocabulary_share,
         "flops_per_token": counts.forward_flops_per_token,
         "kv_bytes_per_token": counts.kv_bytes_per_token,
+        "kv_bytes": counts.kv_bytes,
         "seq": counts.seq,
         "pairs": "full",
         "dtype": counts.dtype,

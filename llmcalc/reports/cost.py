@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several
-from .seconds import class_text, duration
+from .seconds import class_text, duration, range_unit
 from .serve import layout_text
 from .share import candidate_cell
 from .summary import model_data
@@ -77,17 +77,27 @@ def _range_ends(amount: Amount) -> tuple[float, float, float]:
 
 
 def _answer_text(run_cost: RunCost) -> str:
-    days, cost = run_cost.cost.days, run_cost.cost.money
+    cost = run_cost.cost.money
+    low_time, high_time, likely_time, unit = _times_in_unit(run_cost)
     spent_text = "" if cost is None else f", {money_range(cost)}"
     if run_cost.is_measured:
-        return f"{amount_text(days.estimate, 3)} days{spent_text}"
-    return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent_text}, likely {_likely_text(run_cost)}"
+        return f"{likely_time} {unit}{spent_text}"
+    likely_cost = "" if cost is None else f" and {amount_text(cost.estimate)}"
+    return f"{low_time} to {high_time} {unit}{spent_text}, likely {likely_time} {unit}{likely_cost}"
 
 
-def _likely_text(run_cost: RunCost) -> str:
-    cost = run_cost.cost.money
-    days = f"{amount_text(run_cost.cost.days.estimate)} days"
-    return days if cost is None else f"{days} and {amount_text(cost.estimate)}"
+def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
+    """Returns low, high and likely time and their unit: days, or less for a run of less than a day."""
+    days, digits = run_cost.cost.days, 3 if run_cost.is_measured else 2
+    low_time, high_time, likely_time = (amount_text(range_end, digits) for range_end in _range_ends(days))
+    if days.high >= 1:
+        return low_time, high_time, likely_time, "days"
+    seconds = run_cost.cost.seconds
+    unit = range_unit(seconds.low, seconds.high)
+    low_time, high_time, likely_time = (
+        duration(range_end, unit, digits).removesuffix(f" {unit}") for range_end in _range_ends(seconds)
+    )
+    return low_time, high_time, likely_time, unit
 
 
 def money_range(cost: Amount) -> str:

@@ -10,6 +10,7 @@ from ..accelerator import Fit
 from ..device_memory.estimate import Memory
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
+from ..studies.decoding import has_gguf_weights
 from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, is_deep
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
@@ -76,11 +77,14 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         for option in options
     ]
     replica_note = "dp: replicas, which share the users" if any(option.users for option in options) else ""
+    engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
+    engine_note = engine_note if has_gguf_weights(memory) else ""
     notes = [
         *warnings,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
+        engine_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
         "make it fit",
         *verdict_notes([option.fit for option in options]),
@@ -135,8 +139,9 @@ def report(
         Row([_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch]),
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
+    engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
     screen = _Screen(
-        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}",
+        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         rows,
         [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
@@ -398,6 +403,7 @@ def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
         "workload": workload_data(fit_answer.memory),
         "execution": execution_data(fit_answer.memory),
         "hardware": fit.hardware.name,
+        "engine": fit_answer.engine_title or None,
         **_fit_data(fit),
         "largest": {
             "batch": fit_answer.batch if training else None,

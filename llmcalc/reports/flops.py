@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..components.base import TokenMixer
-from ..costs.flops import FlopCount, scores_of, step_of
+from ..costs.flops import FlopCount, index_scores_of, scores_of, step_of
 from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -154,13 +154,18 @@ def _component_table(
         return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
-    scores = cost_by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
+    scores, index_scores = (
+        cost_by_kind(flop_count.tree, cost, flop_count.run_config, flop_count.include)
+        for cost in (scores_of, index_scores_of)
+    )
     for component, flops in flop_count.by_component.items():
         rows.append(component_row(component, flops))
         if component in scores:
+            selection = index_scores.get(component, 0)
             rows += [
-                component_row("projections", flops - scores[component], 1),
+                component_row("projections", flops - scores[component] - selection, 1),
                 component_row("scores", scores[component], 1),
+                *([component_row("scores of the indexer", selection, 1)] if selection else []),
             ]
     rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
     if workload.phase == "training":

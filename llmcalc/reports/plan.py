@@ -71,6 +71,10 @@ def report(
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch
             else "",
+            f"assumed: a micro-batch of each device, {layout_plan.step_tokens:,} tokens a step; pre-training, and "
+            f"cost, take about 4M: --global-batch {layout_plan.batch_of_cost}"
+            if layout_plan.batch_of_cost
+            else "",
             *_plan_notes(layout_plan),
         ]
     )

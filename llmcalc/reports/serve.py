@@ -152,7 +152,8 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
 
 def _aside_text(study: ServeStudy) -> str:
     latency_limits = study.limits
-    limit_texts = [f"all of TTFT ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    ttft_text = "TTFT of nine of ten" if study.trace is not None else "likely TTFT of a burst"
+    limit_texts = [f"{ttft_text} ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = study.requests.cached
     return ", ".join(
@@ -163,6 +164,10 @@ def _aside_text(study: ServeStudy) -> str:
             *([f"{study.price:g} a device and hour"] if study.price is not None else []),
         ]
     )
+
+
+AT_RISK = "at risk"
+"""Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
@@ -176,7 +181,8 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         server, server_point = servers.servers[server_index], servers.points[server_index]
         keeps_limits = servers.keeps_limits[server_index]
         shown_point = server_point or servers.curves[server_index][-1 if study.limits.concurrency else 0]
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), "ok" if keeps_limits else "no"]
+        verdict = "no" if not keeps_limits else AT_RISK if study.limits.are_at_risk(shown_point.ttft) else "ok"
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), verdict]
         rows.append(Row(cells, strong=chosen_server is not None and server_index == chosen_server.index))
     return rows
 
@@ -276,6 +282,14 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
             f"rule of {study.engine.title}"
         )
         notes.append(f"likely {duration(float(chosen_server.point.tpot.estimate))} a token")
+        if not servers.traces and study.limits.are_at_risk(chosen_server.point.ttft):
+            notes.insert(
+                0,
+                f"{AT_RISK}: where all requests arrive at once the first token likely comes within "
+                f"{duration(chosen_server.point.load.ttft_of_burst)}, and its range ends at "
+                f"{duration(float(chosen_server.point.ttft.high))}; of measured servers of which this was said nine "
+                "of ten kept the limit",
+            )
         command = _start_command(study, server)
         notes += [] if command is None else [f"each replica starts with: {command}"]
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
@@ -290,7 +304,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
-    """Names the server with the most tokens/s of a device, if the chosen one ties with it and has fewer devices."""
+    """Names the server with the most tokens/s of a device, if another one that ties with it is chosen."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
@@ -304,7 +318,7 @@ def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
         ),
         key=lambda candidate: candidate[0],
     )
-    if cheapest_rate <= chosen_server.point.per_device or cheapest.devices <= chosen_server.point.devices:
+    if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
         return []
     return [
         f"{layout_text(cheapest)} on {several(cheapest.devices, study.hardware.title)} has "

@@ -128,6 +128,19 @@ class RecordedEvents:
     reported_step: Sequence[Sequence[Event]]
     phases: Sequence[str]
 
+    def with_workspace(self, workspace: int) -> RecordedEvents:
+        """Returns the events of a run whose workspaces have other bytes each; 0 for a run without workspaces."""
+
+        def with_bytes(events: Sequence[Event]) -> list[Event]:
+            return [
+                (storage_number, nbytes, workspace if nbytes == TAKEN else event_detail)
+                for storage_number, nbytes, event_detail in events
+                if workspace or nbytes != TAKEN
+            ]
+
+        first_step, reported_step = (list(map(with_bytes, step)) for step in (self.first_step, self.reported_step))
+        return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
+
 
 def allocated(events: Sequence[Event]) -> dict[int, int]:
     """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""

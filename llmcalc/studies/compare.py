@@ -103,6 +103,8 @@ class Quantities:
     forward_flops_per_token: forward FLOPs per token at `seq` tokens, with full pairs and logits at every position; the
         encoder of an encoder-decoder reads as many tokens.
     kv_bytes_per_token: bytes of cache per token; None for an encoder, which has no cache.
+    kv_bytes: bytes of the cache of one sequence of `seq` tokens, where windows and states end its growth; None for an
+        encoder.
     context_length: number of learned positions; None without a learned position embedding.
     decoding: a decoded token of every user on an accelerator; None where none is named, for an encoder, and where
         weights and cache do not fit.
@@ -119,6 +121,7 @@ class Quantities:
     encoder: StackShape | None
     forward_flops_per_token: float
     kv_bytes_per_token: int | None
+    kv_bytes: int | None
     context_length: int | None
     decoding: TimedRun | None = None
 
@@ -163,7 +166,7 @@ def quantities(
     Raises `InputError` for an unknown dtype.
     """
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
-    cache = None if spec.one_pass_model else kv(spec, dtype_name=dtype)
+    cache = None if spec.one_pass_model else kv(spec, seq=seq, dtype_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(
         spec=spec,
@@ -177,6 +180,7 @@ def quantities(
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
         kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
+        kv_bytes=None if cache is None else cache.bytes,
         context_length=learned_positions(spec),
     )
 

@@ -27,14 +27,17 @@ def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
 
     No server that is modelled has an encoder beside a decoder, which transformers runs.
     """
-    stored = None if memory is None else memory.states.quantized
-    has_gguf_weights = stored is not None and isinstance(stored.scheme, GGUFMix)
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     is_usual = hardware.usual_engine == "llama.cpp"
-    if has_gguf_weights or needs_llama_cpp or is_usual:
+    if (memory is not None and has_gguf_weights(memory)) or needs_llama_cpp or is_usual:
         return LLAMA_CPP_STACK
     has_both_stacks = memory is not None and memory.spec.encoder is not None and memory.spec.decoder is not None
     return TRANSFORMERS_STACK if has_both_stacks else USUAL_ENGINE
+
+
+def has_gguf_weights(memory: Memory) -> bool:
+    """Whether the weights are those of a GGUF file, which llama.cpp and servers around it run."""
+    return memory.states.quantized is not None and isinstance(memory.states.quantized.scheme, GGUFMix)
 
 
 def decoded_token(

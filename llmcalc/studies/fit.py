@@ -65,6 +65,7 @@ class Fitting:
     seq: largest sequence length that fits with the run's batch; 0 if none does.
     changes: changes that make it fit, cheapest first, then insufficient ones; empty if the run fits.
     decoding: a token of every user, of the run and of the most users that fit; empty without a time.
+    engine_title: the engine whose buffers decide; empty for the kernels of torch.
     """
 
     memory: Memory
@@ -73,6 +74,7 @@ class Fitting:
     seq: int
     changes: tuple[Change, ...]
     decoding: tuple[TimedRun, ...] = ()
+    engine_title: str = ""
 
 
 def fit(memory: Memory, hardware: Hardware) -> Fitting:
@@ -229,8 +231,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    cheap_changes, costly_changes = _possible_changes(memory, current_fit.hardware)
-    costly_changes = [*costly_changes, *_smaller_workloads(memory, batch, seq)]
+    cheap_changes, costly_changes = single_changes(memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if is_deep(memory) else None
     evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
@@ -341,6 +342,17 @@ def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Seque
 
 def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for settings in changes for name, value in settings.items()}
+
+
+def single_changes(
+    memory: Memory, hardware: Hardware, batch: int, seq: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns (cheap changes of one setting, costly ones), the last of them to the largest runs that fit.
+
+    batch, seq: the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
+    """
+    cheap_changes, costly_changes = _possible_changes(memory, hardware)
+    return cheap_changes, [*costly_changes, *_smaller_workloads(memory, batch, seq)]
 
 
 def _possible_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

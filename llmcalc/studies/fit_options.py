@@ -14,7 +14,6 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.inference_rank import inference_rank
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
@@ -119,7 +118,7 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
-        least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+        least_bytes = _least_bytes(cluster.inference_rank(0))
     return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
 
 
@@ -129,7 +128,11 @@ def _least_bytes(memory: Memory) -> int:
 
 
 def hardware_options(
-    memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
+    memory: Memory,
+    accelerators: Iterable[Hardware],
+    request: LayoutRequest,
+    runtime_of: RuntimeOf,
+    engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
@@ -138,6 +141,8 @@ def hardware_options(
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
     runtime_of: the runtime of the run on an accelerator.
+    engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
+        (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
     training, name = memory.settings.phase == "training", request.framework
@@ -145,7 +150,12 @@ def hardware_options(
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided_runs, options = _divided_runs(memory, request), []
     needs_bfloat16 = memory.states.dtype == "bfloat16" and memory.states.quantized is None
+    is_undivided = replace(request, devices=1).is_undivided and request.devices is None
     for hardware in accelerators:
+        fit_of_one = engine_fit(hardware) if is_undivided else None
+        if fit_of_one is not None and fit_of_one.verdict == "fits":
+            options.append(HardwareOption(1, None, fit_of_one))
+            continue
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
         usual_runs = _of_usual_number(candidates, hardware, request)

@@ -28,7 +28,7 @@ from ..simulator.effort import Budget
 from ..timing.spread import Range
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
-from .step_size import default_batch
+from .step_size import default_batch, is_pretraining, usual_batch
 
 Order: TypeAlias = Literal["time", "memory"]
 """Orders of the layouts of a plan."""
@@ -144,6 +144,15 @@ class LayoutPlan:
         """The option of a global batch that is a usual step, as a micro-batch of each device is more; else empty."""
         is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
         return f"--global-batch {self.global_batch}" if is_usual else ""
+
+    @property
+    def batch_of_cost(self) -> int:
+        """The sequences of a step that `cost` takes, where this plan's assumed step is smaller; else 0."""
+        memory, tokens = self.memory, int(self.memory.states.workload.seq)
+        if not self.is_batch_assumed or not is_pretraining(memory.spec, memory.settings.lora_rank):
+            return 0
+        batch = usual_batch(tokens, self.devices)
+        return batch if batch > self.global_batch else 0
 
     @property
     def step_tokens(self) -> int:

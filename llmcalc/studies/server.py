@@ -39,16 +39,20 @@ class Limits:
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, ttft: Range, tpot: Range) -> str:
-        """Returns the reason why latencies exceed the limits; empty if within the limits.
+    def violated_limits(self, load: ServedLoad) -> str:
+        """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
-        The time to the first token under load is estimated too short, so that the upper end of its range is compared.
+        A first token is compared where all requests arrive at once: the estimate for spread arrivals is too short.
         """
-        if self.tpot is not None and tpot.estimate > self.tpot:
+        if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and ttft.high > self.ttft:
+        if self.ttft is not None and load.ttft_of_burst > self.ttft:
             return "TTFT above --ttft"
         return ""
+
+    def are_at_risk(self, ttft: Range) -> bool:
+        """Whether the range of the time to the first token ends above its limit."""
+        return self.ttft is not None and bool(ttft.high > self.ttft)
 
 
 @frozen
@@ -190,7 +194,7 @@ class Server:
 
     def violated_limits(self, limits: Limits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
-        return limits.violated_limits(*self._latency_ranges(self.load(concurrency)))
+        return limits.violated_limits(self.load(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""

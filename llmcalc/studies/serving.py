@@ -321,7 +321,7 @@ class ServeStudy:
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
-        return sized_server, point, limits.violated_limits(point.ttft, point.tpot)
+        return sized_server, point, limits.violated_limits(point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -333,7 +333,7 @@ class ServeStudy:
         point = sized_server.point_at_rate(rate)
         if point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        return sized_server, point, self.limits.violated_limits(point.ttft, point.tpot)
+        return sized_server, point, self.limits.violated_limits(point.load)
 
 
 def _cheapest_index(

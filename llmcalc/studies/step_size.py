@@ -1,6 +1,12 @@
-"""The number of sequences in a training step that nobody stated: the same for `plan`, `time` and `cost`."""
+"""The number of sequences in a training step that nobody stated.
+
+`plan` and `time` take a micro-batch of each device, of a usual step at most; `cost`, whose tokens are many, takes a
+usual step where all weights of a model that gives tokens are trained.
+"""
 
 from __future__ import annotations
+
+from ..model import ModelSpec
 
 STEP_TOKENS = 2**22
 """Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
@@ -17,3 +23,8 @@ def usual_batch(seq: int, devices: int) -> int:
 def default_batch(seq: int, devices: int, micro_batch: int) -> int:
     """Returns the sequences of a step of one micro-batch per device, or of a usual step if that has fewer tokens."""
     return micro_batch * min(devices, usual_batch(micro_batch * seq, devices))
+
+
+def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
+    """Whether all weights of a model that gives tokens are trained, whose usual steps have about 4M tokens."""
+    return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None

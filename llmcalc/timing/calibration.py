@@ -2,20 +2,20 @@
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
-keeps the factors near each other, because few rows do not say which of them it is; how near is chosen by the rows
-themselves, each estimated by a fit of the others. The factors go only as far from 1 as fits of the others explain the
-errors. Where such fits do not estimate most rows clearly better, or the estimates are as near as equal runs are to each
-other, none is made.
+keeps the factors near each other and near 1, because few rows do not say which of them it is. Each row is estimated by
+a fit of the others too. Where that is clearly better than no fit (a test that chance passes once in forty times),
+the factors go as far from 1 as such fits explain the errors; else no estimate changes by more than a twentieth of the
+median error. Where the estimates are as near as equal runs are to each other, none is made.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields, replace
-from functools import partial
-from statistics import mean, median
-from typing import NamedTuple, TypeAlias
+from statistics import NormalDist, mean, median, stdev
+from typing import TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
@@ -116,42 +116,9 @@ class LinearizedRuns:
             for parts, seconds in zip(self.parts, self.measured, strict=True)
         ]
 
-    def loss(self, logarithms: Sequence[float], penalty: Penalty) -> float:
-        """Returns the mean error, plus a penalty for factors that differ from each other and from 1."""
-        mean_logarithm = sum(logarithms) / len(logarithms)
-        spread = sum((logarithm - mean_logarithm) ** 2 for logarithm in logarithms)
-        errors = sum(map(abs, self.errors(map(math.exp, logarithms))))
-        return (errors + penalty.spread * spread + penalty.common * mean_logarithm**2) / len(self.measured)
-
 
 STEP = 1.1
 """Factor by which one part of an estimate is changed to find its share."""
-
-
-class Penalty(NamedTuple):
-    """The weights of a fit's penalty, in which the logarithms of the factors are squared.
-
-    spread: of each factor's distance from their common factor. common: of the common factor's distance from 1.
-    """
-
-    spread: float
-    common: float = 0.02
-
-
-AS_ONE = Penalty(1e6)
-"""The penalty by which the four factors are one."""
-
-PENALTIES = (AS_ONE, Penalty(10.0))
-"""How much the factors are kept near each other: as one, or somewhat by themselves."""
-
-LOOSE_PENALTIES = (Penalty(1.0), Penalty(0.3))
-"""Penalties of factors that are nearly free, used where they leave at most `LOOSE_GAIN` of the error of runs left out.
-
-Used wherever they are a little better, they raised the error of the other half of a source by more than a tenth in 5
-of 92 cases, in place of 2 of 79.
-"""
-
-LOOSE_GAIN = 0.5
 
 RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
@@ -170,41 +137,68 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
         yield slope * base_seconds / total if total else base_seconds / len(NAMES)
 
 
-def minimize(linear_fit: LinearizedRuns, penalty: Penalty, sweeps: int = 3) -> Factors:
-    """Returns the factors with the least loss, by fitting a common factor, then each factor in several rounds."""
-    low, high = map(math.log, RANGE)
-    common_factor = _golden_section_minimum(
-        lambda logarithm: linear_fit.loss([logarithm] * len(NAMES), penalty), low, high
-    )
-    logarithms = [common_factor] * len(NAMES)
+COMMON_SPREAD = 0.05
+"""The typical logarithm of the factor by which a system differs from others. Some differ by far more: the expected
+spread grows with what is found (a prior with heavy tails), so that a clear difference is hardly made smaller.
+"""
 
-    def loss_with(i: int, logarithm: float) -> float:
-        return linear_fit.loss([*logarithms[:i], logarithm, *logarithms[i + 1 :]], penalty)
+FACTOR_SPREAD = 0.2
+"""The typical logarithm of what separates one factor from the common one."""
 
-    for _ in range(sweeps if penalty.spread < AS_ONE.spread else 0):
-        for i in range(len(NAMES)):
-            nearby_range = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
-            logarithms[i] = _golden_section_minimum(partial(loss_with, i), *nearby_range)
-    return Factors(*map(math.exp, logarithms))
+LEAST_SCALE = 0.02
+"""Smallest typical error of a fit's runs: equal runs repeat no better."""
+
+MOST_ROUNDS = 60
+"""Most rounds of a fit; each weighs the runs by the errors of the one before."""
 
 
-GOLDEN = (math.sqrt(5) - 1) / 2
+def fit_factors(linear_fit: LinearizedRuns) -> Factors:
+    """Returns the factors that explain the runs best, where few far runs count little and 1 is likely.
+
+    It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
+    that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
+    runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
+    """
+    logarithms = [-median(linear_fit.errors(astuple(UNCHANGED)))] * len(NAMES)
+    indices = range(len(NAMES))
+    for _ in range(MOST_ROUNDS):
+        factors = [math.exp(logarithm) for logarithm in logarithms]
+        errors = linear_fit.errors(factors)
+        scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, errors)))
+        common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
+        # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
+        own = 1 / FACTOR_SPREAD**2
+        shared = own / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
+        curvature = [[own * (i == j) - shared for j in indices] for i in indices]
+        gradient = [own * logarithm - shared * sum(logarithms) for logarithm in logarithms]
+        for error, parts in zip(errors, linear_fit.parts, strict=True):
+            weight = 1 / (scale**2 + error**2)
+            estimate = sum(map(operator.mul, factors, parts))
+            shares = [factor * part / estimate for factor, part in zip(factors, parts, strict=True)]
+            for i in indices:
+                gradient[i] += weight * error * shares[i]
+                for j in indices:
+                    curvature[i][j] += weight * shares[i] * shares[j]
+        step = [max(-0.5, min(0.5, change)) for change in _solution(curvature, gradient)]
+        logarithms = list(map(operator.sub, logarithms, step))
+        if max(map(abs, step)) < 1e-3:
+            break
+    return Factors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 
 
-def _golden_section_minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the argument of the minimum of a unimodal function, by golden-section search."""
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    value_left, value_right = function(left), function(right)
-    while high - low > 1e-3:
-        if value_left <= value_right:
-            high, right, value_right = right, left, value_left
-            left = high - GOLDEN * (high - low)
-            value_left = function(left)
-        else:
-            low, left, value_left = left, right, value_right
-            right = low + GOLDEN * (high - low)
-            value_right = function(right)
-    return (low + high) / 2
+NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
+"""The standard deviation of normal values over the median of their sizes."""
+
+
+def _solution(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Returns the solution of linear equations with a positive definite matrix, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
+    for i, pivot_row in enumerate(rows):
+        for j, row in enumerate(rows):
+            if i != j:
+                ratio = row[i] / pivot_row[i]
+                rows[j] = [cell - ratio * pivot_cell for cell, pivot_cell in zip(row, pivot_row, strict=True)]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]
 
 
 @frozen
@@ -252,10 +246,19 @@ LEAST_RUNS = 3
 """Fewest runs from which factors are fitted."""
 
 GAIN = 0.9
-"""Error of runs that are left out over that without a fit, in the mean and in the median, up to which a fit is used."""
+"""Largest median error of runs that are left out over that without a fit by which a fit is proved."""
 
-BETTER = 0.75
-"""Share of the runs that are left out which the fit has to estimate better: else a few far ones decided it."""
+BETTER = 2 / 3
+"""Smallest share of the runs that are left out which a proved fit estimates better: else a few far ones decided it."""
+
+SURE = NormalDist().inv_cdf(0.975)
+"""The smallest score of the runs' gains by which a fit is proved: chance alone gives it once in forty times."""
+
+CAUTIOUS = 0.05
+"""Largest change of an estimate by a fit that is not proved, as a share of the median error.
+
+Such a change lowers the median error of other runs of the source more often than not, and cannot raise it by much.
+"""
 
 
 @frozen
@@ -265,6 +268,7 @@ class Calibration:
     runs: number of measured runs.
     before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
     fitted: the factors. refused: why they are not used; empty where they are.
+    is_proved: whether runs that are left out are estimated clearly better; else the factors are near 1.
     """
 
     runs: int
@@ -273,6 +277,7 @@ class Calibration:
     left_out: Errors
     fitted: Factors
     refused: str
+    is_proved: bool
 
     @property
     def factors(self) -> Factors:
@@ -287,20 +292,17 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     linear_fit = LinearizedRuns(runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in runs]
     errors = [math.log(estimate / run.seconds) for run, estimate in zip(runs, estimates, strict=True)]
-    trial, loose_trial = (
-        min(
-            ((penalty, _left_out_errors(linear_fit, penalty)) for penalty in penalties),
-            key=lambda trial: _mean_size(trial[1]),
-        )
-        for penalties in (PENALTIES, LOOSE_PENALTIES)
-    )
-    if _mean_size(loose_trial[1]) <= LOOSE_GAIN * _mean_size(trial[1]):
-        trial = loose_trial
-    penalty, errors_of_fits = trial
-    explained_share = max(0.0, 1 - _mean_ratio(errors_of_fits, errors) ** 2)
-    factors = Factors(*(factor**explained_share for factor in astuple(minimize(linear_fit, penalty))))
+    errors_of_fits = _left_out_errors(linear_fit)
+    is_proved = _is_proved(errors, errors_of_fits)
+    factors = fit_factors(linear_fit)
+    if is_proved:
+        taken_share = 1 - _mean_ratio(errors_of_fits, errors) ** 2
+    else:
+        largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), errors)))
+        taken_share = min(1.0, CAUTIOUS * median(map(abs, errors)) / max(largest_change, 1e-12))
+    factors = Factors(*(factor**taken_share for factor in astuple(factors)))
     left_out_errors = [
-        explained_share * error_of_fit + (1 - explained_share) * error
+        taken_share * error_of_fit + (1 - taken_share) * error
         for error_of_fit, error in zip(errors_of_fits, errors, strict=True)
     ]
     before, after, left_out = (
@@ -311,8 +313,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
             [run.seconds * math.exp(error) for run, error in zip(runs, left_out_errors, strict=True)],
         )
     )
-    refusal = _refusal(before, after, left_out, errors, left_out_errors)
-    return Calibration(len(runs), before, after, left_out, factors, refusal)
+    return Calibration(len(runs), before, after, left_out, factors, _refusal(before, after), is_proved)
 
 
 def _mean_size(errors: Sequence[float]) -> float:
@@ -324,22 +325,34 @@ def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -
     return _mean_size(errors_after) / max(_mean_size(errors_before), 1e-12)
 
 
-def _refusal(
-    before: Errors, after: Errors, left_out: Errors, errors: Sequence[float], left_out_errors: Sequence[float]
-) -> str:
-    """Returns the reason to reject a fit; empty if accepted.
+def _is_proved(errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
+    """Whether fits of the other runs estimate runs clearly better.
 
-    errors, left_out_errors: logarithms of estimated over measured seconds, of each run without a fit, and by a fit of
+    errors, errors_of_fits: logarithms of estimated over measured seconds, of each run without a fit, and by a fit of
         the others.
     """
+    gains = [abs(error) - abs(error_of_fit) for error, error_of_fit in zip(errors, errors_of_fits, strict=True)]
+    median_ratio = median(map(abs, errors_of_fits)) / max(median(map(abs, errors)), 1e-12)
+    return median_ratio <= GAIN and mean(gain > 0 for gain in gains) >= BETTER and _score(gains) >= SURE
+
+
+def _score(values: Sequence[float]) -> float:
+    """Returns how far a mean is above 0, in standard deviations of a normal value that is as unlikely by chance.
+
+    Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
+    """
+    freedom = len(values) - 1
+    average = mean(values)
+    t = average * math.sqrt(len(values)) / max(stdev(values), 1e-12)
+    if average <= 0:
+        return 0.0
+    return (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t**2 / freedom))
+
+
+def _refusal(before: Errors, after: Errors) -> str:
+    """Returns the reason to reject a fit; empty if accepted."""
     if before.median_error <= TIE:
         return f"the estimates are within {100 * TIE:.0f} % already, as near as equal runs are to each other"
-    improved_share = mean(abs(left_out) < abs(error) for left_out, error in zip(left_out_errors, errors, strict=True))
-    gain = max(_mean_ratio(left_out_errors, errors), left_out.median_error / before.median_error)
-    if gain > GAIN or improved_share < BETTER:
-        return (
-            "fits of the other runs estimate fewer than 3 of 4 runs better, or lower their errors by less than a tenth"
-        )
     if before.regret is not None and after.regret is not None and after.regret > before.regret:
         return "it would raise the regret of the chosen layout"
     return ""
@@ -349,7 +362,7 @@ MOST_ESTIMATES = 3000
 """Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
 
 
-def _left_out_errors(linear_fit: LinearizedRuns, penalty: Penalty) -> list[float]:
+def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
@@ -359,7 +372,7 @@ def _left_out_errors(linear_fit: LinearizedRuns, penalty: Penalty) -> list[float
     errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out = range(first_index, run_count, fit_count)
-        errors_of_all = linear_fit.errors(astuple(minimize(linear_fit.without(left_out), penalty)))
+        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without(left_out))))
         for index in left_out:
             errors[index] = errors_of_all[index]
     return errors

@@ -20,6 +20,7 @@ from llmcalc.components.layers.looped import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.chunked import ChunkedAttention
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
@@ -255,7 +256,7 @@ CHECKPOINTED = {
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
         if "decoder" in getattr(mixer, "sides", ())
-        if mixer not in (MergedAttention, ContextAttention, NgramAttention, ChunkedAttention)
+        if mixer not in (MergedAttention, ContextAttention, LatentContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
@@ -426,3 +427,11 @@ def test_more_tokens_than_positions_are_said_in_every_format(run: Any) -> None:
 )
 def test_bad_usage_is_one_line_and_exit_code_2(run: Any, words: tuple[str, ...]) -> None:
     assert run("flops", "llama3-8b", *words).error
+
+
+def test_scores_of_an_indexer_stand_apart(run: Any) -> None:
+    """DeepSeek-V3.2 scores all 1,001 tokens in 61 layers with 64 heads of 128, and sums the heads by weights."""
+    _, out, _ = run("flops", "deepseek-v3.2", "--phase", "decode", "--context", "1000", "--format", "csv")
+    rows = {line.split(",")[1].removeprefix("attention / "): float(line.split(",")[3]) for line in out.splitlines()[1:]}
+    assert rows["scores of the indexer"] == 61 * 2 * 64 * (128 + 1) * 1001
+    assert rows["projections"] + rows["scores"] + rows["scores of the indexer"] == rows["attention"]

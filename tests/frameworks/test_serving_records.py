@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
+from llmcalc.device_memory import estimate
+from llmcalc.device_memory.cuda_runtime import WORKSPACE, Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.inference import Inference
 from llmcalc.device_memory.settings import Settings
@@ -22,6 +24,7 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_model import rank_model
+from llmcalc.simulator.event_log import RecordedEvents
 from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism, keep_stage
 from llmcalc.witnesses.distributed.rank import OnRank
 from tests.comparisons import compares, under
@@ -59,6 +62,32 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
     passes = 2
     recorded_alone = passes * sum(len({0, layout.pp - 1}) for layout in layouts)
     assert len(whole._recordings) == (recorded_alone - 2 * passes if layers == 40 else recorded_alone)
+
+
+RUNTIMES = (
+    Runtime(),
+    Runtime(workspace=WORKSPACE, context=384 << 20, gpu="V100-32GB", capability=70, multiprocessors=80),
+    Runtime(workspace=0, context=0, gpu="M3-ULTRA"),
+)
+"""An H100, a GPU with smaller workspaces and other kernels of sdpa, and an accelerator without workspaces."""
+
+
+@pytest.mark.parametrize(("attention", "recordings"), [("flash", 2), ("sdpa", 4)])
+def test_accelerators_with_equal_kernels_share_recorded_passes(
+    attention: Any, recordings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's memory on each accelerator is that of a rank whose passes are recorded there, with its workspaces."""
+    spec = tiny(**{"decoder.block.attention.head_dim": 64})  # cuDNN on an H100, math on a V100
+    settings, layout = Settings(phase="inference", seq=64, attn_implementation=attention), Layout(tp=2, pp=1)
+    shared = Cluster.with_framework(memory(spec, settings), layout, "torch")
+    for runtime in RUNTIMES:
+        ranks = [shared.rank_memory(rank, runtime) for rank in range(2)]
+        with monkeypatch.context() as patches:
+            patches.setattr(estimate, "LARGE_WORKSPACE", runtime.workspace)
+            patches.setattr(RecordedEvents, "with_workspace", lambda events, workspace: events)
+            alone = Cluster.with_framework(memory(spec, settings), layout, "torch")
+            assert ranks == [alone.rank_memory(rank, runtime) for rank in range(2)]
+    assert len(shared.memory._recordings) == recordings
 
 
 def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.api import params
 from llmcalc.components.choices import Head
 from llmcalc.components.classifier import Classifier
@@ -21,6 +22,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
+from llmcalc.questions.listings import unscaled_note
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
@@ -313,3 +315,14 @@ def test_the_soft_cap_of_logits_is_written_where_it_is_not_the_default(name: str
     config = to_config(spec.model_copy(update={"towers": {}}))
     assert config.get("final_logit_softcapping") == written
     assert load_config(config).model.head == spec.head
+
+
+def test_a_config_keeps_the_scaling_of_positions(tmp_path: Path) -> None:
+    """A config's `rope_scaling` is written again; a preset, which has none, is named as sizes alone."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = json.loads(llmcalc.convert("qwen3-8b", to="hf")) | {"rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert json.loads(llmcalc.convert(str(tmp_path), to="hf"))["rope_scaling"] == scaling
+    assert "rope_scaling" in unscaled_note(llmcalc.load("qwen3-8b"), "hf")
+    assert not unscaled_note(llmcalc.load(str(tmp_path)), "hf")
+    assert not unscaled_note(llmcalc.load("gpt2"), "hf")

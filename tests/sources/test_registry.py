@@ -1,7 +1,9 @@
-"""The list of families in `llmcalc/sources/huggingface/families.json` matches the families' files."""
+"""The lists beside `llmcalc/sources/huggingface/families` match the families' files."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from llmcalc.sources import huggingface
@@ -33,6 +35,14 @@ def test_the_list_is_current() -> None:
 def test_no_model_type_is_read_by_two_files() -> None:
     kinds = [kind for file in listed().values() for kind in file]
     assert len(kinds) == len({*kinds})
+
+
+def test_a_family_reads_every_table_of_module_names() -> None:
+    """A table that neither a family nor another table names is left over."""
+    tables: dict[str, dict[str, str]] = json.loads(LIST.with_name("module_names.json").read_text())
+    sources = "".join(path.read_text() for path in LIST.with_name("families").rglob("*.py"))
+    added_to = {table["**"] for table in tables.values() if "**" in table}
+    assert {*re.findall(r"""module_names\(["']([^"']+)["']\)""", sources)} | added_to == {*tables}
 
 
 if __name__ == "__main__":

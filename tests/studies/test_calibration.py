@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from itertools import chain
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import pytest
@@ -67,8 +68,12 @@ def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
 def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
     fit = measured_with(UNCHANGED, noise)
-    assert "fits of the other runs" in fit.refused
-    assert fit.factors == UNCHANGED
+    assert not fit.is_proved
+    assert 0 < largest_change(fit.factors) < 1.01 * calibration.CAUTIOUS * math.log(1.25)
+
+
+def largest_change(factors: Factors) -> float:
+    return max(abs(math.log(seconds(factors) / seconds(UNCHANGED))) for seconds in PRICERS)
 
 
 def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
@@ -84,15 +89,38 @@ def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
     for spread in (0.0, 0.5, 1.0):
         fit = measured_with(UNCHANGED, [math.exp(0.2 + spread * error) for error in noise])
         assert fit.refused == ""
+        assert fit.is_proved
         steps.append(math.log(fit.factors.memory) / 0.2)
-    assert steps[0] > 0.98 > steps[1] > steps[2] + 0.1 > 0.7
+    assert steps[0] > 0.98 > steps[1] > steps[2] + 0.1 > 0.5
 
 
-def test_a_fit_that_few_far_runs_decide_is_refused() -> None:
-    """The error of two of nine runs falls to nothing by a fit, and that of the seven others rises."""
+def test_three_runs_that_agree_prove_a_factor_and_three_that_do_not_hardly_change_anything() -> None:
+    def of_three(errors: Sequence[float]) -> Calibration:
+        pricers = zip(PRICERS[:3], errors, strict=True)
+        return calibrate([MeasuredRun("", error * seconds(UNCHANGED), seconds) for seconds, error in pricers])
+
+    alike, unlike = of_three((1.5, 1.52, 1.48)), of_three((1.5, 1.05, 1.2))
+    assert alike.is_proved
+    assert alike.before.median_error > 0.3
+    assert alike.after.median_error < 0.02
+    assert not unlike.is_proved
+    assert unlike.after.median_error == pytest.approx(unlike.before.median_error, rel=calibration.CAUTIOUS)
+
+
+def test_the_score_of_gains_is_student_s() -> None:
+    """t = 3.182 with three degrees of freedom and 2.042 with 30 are exceeded by chance once in forty times."""
+    for runs, t in ((4, 3.182), (31, 2.042)):
+        deviations = [1.0, -1.0] * (runs // 2) + [0.0] * (runs % 2)
+        average = t * stdev(deviations) / math.sqrt(runs)
+        score = calibration._score([average + deviation for deviation in deviations])
+        assert score == pytest.approx(calibration.SURE, rel=0.02)
+
+
+def test_far_runs_do_not_decide_a_fit() -> None:
+    """The mean error of nine runs falls by a factor that two of them want; that of the seven others would rise."""
     fit = measured_with(UNCHANGED, [1.06, 1 / 1.06, 1.06, 1 / 1.06, 1.06, 1 / 1.06, 1 / 1.06, 1.7, 1.7])
-    assert "fits of the other runs" in fit.refused
-    assert fit.factors == UNCHANGED
+    assert not fit.is_proved
+    assert largest_change(fit.factors) < 1.01 * calibration.CAUTIOUS * math.log(1.06)
 
 
 def test_factors_change_what_they_name() -> None:
@@ -131,13 +159,16 @@ def test_a_fit_that_raises_regret_is_refused() -> None:
 def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
     fits: list[int] = []
-    minimize = calibration.minimize
+    fit_factors = calibration.fit_factors
+
+    def counted_fit(linear_fit: calibration.LinearizedRuns) -> Factors:
+        fits.append(len(linear_fit.parts))
+        return fit_factors(linear_fit)
+
     monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))
-    monkeypatch.setattr(
-        calibration, "minimize", lambda linear, *rest: fits.append(len(linear.parts)) or minimize(linear, *rest)
-    )
+    monkeypatch.setattr(calibration, "fit_factors", counted_fit)
     together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
-    assert fits == [6] * 3 * len(calibration.PENALTIES + calibration.LOOSE_PENALTIES) + [len(PRICERS)]
+    assert fits == [6] * 3 + [len(PRICERS)]
     assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
     assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
     assert together.refused == alone.refused == ""
@@ -251,37 +282,49 @@ def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:
     assert "--calibrate: is of the order by time" in err
 
 
-TOO_SLOW = {"serve_sgl_cookbook"}
-"""Sets whose estimates take longest; they are left out."""
+MOST_OF_A_SOURCE, DRAWS = 100, 3
+"""Rows of a source of which one half is fitted, and how often halves are drawn, for the time of the test."""
 
 
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
-    """What was reached, over all sources: most used fits lower the error of the other half, and by much.
-
-    Sources that err too little or too unevenly are left alone. `pytest -s` prints every source.
+    """What was reached, over all sources: most fits lower the median error of the other half, and next to none raises
+    it by more than a tenth. A refused fit counts as one that lowers nothing. `pytest -s` prints every source.
     """
-    ratios: dict[str, float] = {}
-    refused: set[str] = set()
+    ratios: dict[str, list[float]] = {}
+    refused = 0
     for name, rows in sorted(measured_rows.read_sets().items()):
         timed = [row for row in rows if row["measure"] != "throughput" and not row["drafts"]]
-        if len(timed) < 8 or name in TOO_SLOW:
+        if len(timed) < 8:
             continue
-        sample = random.Random(f"0 {name}").sample(timed, min(24, len(timed)))
-        runs = [MeasuredRun(row.id, row.seconds, measured_rows.pricer_of(row)) for row in sample]
-        half = len(runs) // 2
-        fit = calibrate(runs[:half])
-        others = runs[half:]
-        before = Errors.from_runs(others, [run.pricer(UNCHANGED) for run in others]).median_error
-        after = Errors.from_runs(others, [run.pricer(fit.factors) for run in others]).median_error
-        ratios[name] = after / before
-        if fit.refused:
-            refused.add(name)
-        print(f"{name:28} {before:6.1%} -> {after:6.1%}  {fit.refused or 'fitted'}")
-    fitted = [ratio for name, ratio in ratios.items() if name not in refused]
-    print(f"{len(ratios)} sources: {sum(ratio < 1 for ratio in fitted)} lower, {len(refused)} refused")
-    assert len(ratios) >= 20
-    assert {ratios[name] for name in refused} == {1.0}
-    assert len(fitted) >= 8
-    assert mean(ratio < 1 for ratio in fitted) >= 0.85
-    assert mean(fitted) < 0.7
-    assert max(fitted) < 1.1
+        chosen = random.Random(name).sample(timed, min(MOST_OF_A_SOURCE, len(timed)))
+        runs = [MeasuredRun(row.id, row.seconds, linear_pricer(measured_rows.pricer_of(row))) for row in chosen]
+        ratios[name] = []
+        for draw in range(DRAWS):
+            sample = random.Random(f"{draw} {name}").sample(runs, len(runs))
+            fit, others = calibrate(sample[: len(runs) // 2]), sample[len(runs) // 2 :]
+            before, after = (
+                Errors.from_runs(others, [run.pricer(factors) for run in others]).median_error
+                for factors in (UNCHANGED, fit.factors)
+            )
+            ratios[name].append(after / before)
+            refused += bool(fit.refused)
+            words = fit.refused or ("fitted" if fit.is_proved else "hardly fitted")
+            print(f"{name:28} {before:6.1%} -> {after:6.1%}  {words}")
+    draws = list(chain.from_iterable(ratios.values()))
+    sources = [median(of_source) for of_source in ratios.values()]
+    lower, higher = (sum(map(test, draws)) for test in ((1.0).__gt__, (1.1).__lt__))
+    print(f"{len(draws)} draws: {lower} lower, {refused} refused, {higher} higher by more than a tenth")
+    print(f"{len(sources)} sources by their median draw: {sum(ratio < 1 for ratio in sources)} lower")
+    assert len(sources) >= 40
+    assert refused <= 0.05 * len(draws)
+    assert lower >= 0.75 * len(draws)
+    assert higher <= 0.04 * len(draws)
+    assert mean(ratio < 1 for ratio in sources) >= 0.75
+    assert max(sources) < 1.1
+    assert geometric_mean(draws) < 0.87
+
+
+def linear_pricer(pricer: Callable[[Factors], float]) -> Callable[[Factors], float]:
+    """The same estimate, as the sum of the shares that a fit sees: many fits cost one estimate of each share."""
+    parts = tuple(calibration._factor_shares(pricer, UNCHANGED))
+    return lambda factors: sum(factor * part for factor, part in zip(astuple(factors), parts, strict=True))

@@ -305,6 +305,18 @@ def test_a_step_that_nobody_states_has_at_most_4m_tokens(run: Any) -> None:
     assert "assumed: --global-batch 1024, 4,194,304 tokens a step" in document["notes"]
 
 
+def test_a_step_smaller_than_that_of_cost_is_said_to_be(run: Any) -> None:
+    """The step of `cost` is the one that the note names; adapters have no usual step."""
+    words = (SMALL, "--devices", "2", "--seq", "128", "--hardware", "h100", "--rows", "1")
+    (note,) = [note for note in asked(run, "plan", *words)["notes"] if note.startswith("assumed")]
+    stated = note.split()[-1]
+    assert "assumed: a micro-batch of each device, 256 tokens a step" in note
+    cost = run("cost", *words[:-2], "--tokens", "1B", "--framework", "megatron").out
+    assert f"--global-batch {stated}" in " ".join(cost.split())
+    for more in (("--global-batch", "2"), ("--lora-rank", "4")):
+        assert not [note for note in asked(run, "plan", *words, *more)["notes"] if note.startswith("assumed")]
+
+
 @pytest.mark.parametrize("command", ["plan", "fit"])
 def test_each_device_has_a_micro_batch_if_no_step_is_given(run: Any, command: str) -> None:
     words = (command, SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--dp", "4", "--batch", "3")

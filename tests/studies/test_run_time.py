@@ -263,6 +263,11 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     fast = answer(run, *words, "--measured", f"{estimate / 3:.4f}")["measured"]
     assert not fast["inside"]
     assert "times as fast" in fast["lines"][0]
+    assert "what is recomputed" in fast["lines"][0]
+    (line,) = answer(run, "time", "gpt2", "--hardware", "h100", "--seq", "512", "--measured", "1us")["measured"][
+        "lines"
+    ]
+    assert line.endswith("compare the tokens before this one (--seq; 512 here), the users and the format")
 
 
 PLANS: dict[str, tuple[str, ...]] = {

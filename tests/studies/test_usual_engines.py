@@ -30,14 +30,29 @@ def test_users_that_are_timed_are_those_that_the_engine_holds() -> None:
     )
 
 
-def test_weights_of_llama_cpp_are_offered_its_server_and_its_cache_formats() -> None:
-    run = "qwen3-8b --hardware 8GiB --quantize q4_k_m --seq 14k"
-    changes = {change["option"]: change for change in fit(run)["changes"]}
-    (option, *_) = fit(f"{run} --engine llama.cpp")["options"]
+def test_weights_of_a_gguf_file_are_judged_by_llama_cpp() -> None:
+    """The longest sequences are those of llama.cpp's own rule, beyond which it says that its memory is exhausted."""
+    run = "qwen3-8b --hardware 8GiB --quantize q4_k_m"
+    answer = fit(f"{run} --seq 14k")
+    (option, *_) = fit(f"{run} --seq 14k --engine llama.cpp")["options"]
     assert (option["flags"], option["fits"]) == ({"--n-gpu-layers": "all"}, True)
-    assert changes["--engine llama.cpp"]["verdict"] == "fits"
-    assert "--kv-dtype q8_0" in changes
+    assert (answer["verdict"], answer["engine"]) == ("fits", "llama.cpp")
+    assert "it fits on 8GiB under llama.cpp" in fit_screen(f"{run} --seq 14k")
+    longest = answer["largest"]["seq"]
+    for tokens, flags in ((longest, {"--n-gpu-layers": "all"}), (longest + 1, None)):
+        (option, *_) = fit(f"{run} --seq {tokens} --engine llama.cpp")["options"]
+        assert (option["flags"] == {"--n-gpu-layers": "all"}) == (flags is not None)
+    too_long = fit(f"{run} --seq {longest + 1}")
+    changes = {change["option"]: change for change in too_long["changes"]}
+    assert too_long["verdict"] == "no"
+    assert changes["--kv-dtype q8_0"]["verdict"] == changes[f"--seq {longest}"]["verdict"] == "fits"
     assert not any("fp8" in change for change in changes)
+
+
+def test_accelerators_for_a_gguf_file_are_judged_as_each_by_itself() -> None:
+    run = "qwen3-8b --quantize q4_k_m --seq 14k"
+    (option,) = [option for option in fit(run)["options"] if option["hardware"] == "rtx-4090"]
+    assert option["device_bytes"] == fit(f"{run} --hardware rtx-4090")["device_bytes"]
 
 
 def test_a_cache_that_is_concatenated_is_named_as_the_reason_of_free_blocks() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import shown
 from ...parallel.layout import Layout
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..launch.record import (
     LARGEST,
     Launch,
@@ -33,11 +33,7 @@ from .settings import LAMB, NOT_MODELLED, ONE_BIT, ONE_BIT_LAMB, ZERO_ONE, DeepS
 
 AUTO = "auto"
 
-ZERO_IGNORED = field_names("""
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
-    load_from_fp32_weights ignore_unused_parameters legacy_stage1 cpu_offload_use_pin_memory
-    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings gather_16bit_weights_on_model_save
-    """)
+ZERO_IGNORED = argument_names(__file__, "ignored_of_zero")
 """Keys of `zero_optimization` that do not change the memory of a step."""
 
 ZERO_OFF: dict[str, tuple[Any, ...]] = {
@@ -61,20 +57,9 @@ RENAMED = {
 }
 """Other names of keys of `zero_optimization` → the key."""
 
-READ = field_names("""
-    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization bf16 fp16 optimizer
-    activation_checkpointing data_types amp tensor_parallel bfloat16 compile
-    communication_data_type gradient_clipping
-    """)
+READ = argument_names(__file__, "read")
 
-IGNORED = field_names("""
-    scheduler prescale_gradients gradient_predivide_factor steps_per_print wall_clock_breakdown
-    dump_state memory_breakdown seq_parallel_communication_data_type disable_allgather
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer comms_logger tensorboard wandb csv_monitor comet
-    flops_profiler checkpoint aio monitor_config sparse_gradients dataloader_drop_last
-    fp32_allreduce nebula timers elasticity autotuning data_efficiency curriculum_learning hf_deepspeed_config
-    graph_harvesting comment comms_config cuda_visible_devices sparse_attention progressive_layer_drop
-    """)
+IGNORED = argument_names(__file__, "ignored")
 """Keys that do not change the memory of a step."""
 
 

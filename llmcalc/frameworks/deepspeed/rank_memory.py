@@ -143,7 +143,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
     replay_result, host_memory = replay_zero(setup, cuda_runtime.expandable)
     status = tensor_status(settings, training_config)
-    return replace(summarize(replay_result, cuda_runtime, layer_stacks(spec), status), host=host_memory)
+    return replace(summarize(replay_result, cuda_runtime.context, layer_stacks(spec), status), host=host_memory)
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:

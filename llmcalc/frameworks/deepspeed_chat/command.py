@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
@@ -19,17 +19,9 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import pair_settings
 from . import step3
 
-READ = field_names("""
-    per_device_train_batch_size max_seq_len gradient_accumulation_steps gradient_checkpointing offload dtype zero_stage
-    lora_dim lora_module_name only_optimize_lora compute_fp32_loss dropout offload_reference_model
-    """)
+READ = argument_names(__file__, "read")
 
-IGNORED = field_names("""
-    data_path data_split sft_only_data_path data_output_path model_name_or_path per_device_eval_batch_size learning_rate
-    weight_decay num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank lora_learning_rate
-    enable_tensorboard tensorboard_path add_eot_token eot_token print_loss deepspeed deepspeed_config
-    num_padding_at_beginning eval_interval eval_iters beta label_smoothing
-    """)
+IGNORED = argument_names(__file__, "ignored")
 
 STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
 """Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
+from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table, size_of
 from ..launch.rollout import Model, Place, Rollout
 
@@ -35,13 +36,7 @@ READ = field_names("""
     offload_reward_model critic_model_name_or_path unsupervised_dataset_name enable_ema enable_mixed_precision_lora
     """) | frozenset(OF_THE_ACTOR)
 
-IGNORED = field_names("""
-    actor_model_name_or_path unsupervised_dataset_config_name unsup_coef generation_batches ppo_epochs
-    actor_learning_rate critic_learning_rate actor_weight_decay critic_weight_decay preprocessing_num_workers
-    enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size tp_gather_partition_size
-    critic_gradient_checkpointing critic_dropout critic_lora_module_name actor_lora_learning_rate
-    critic_lora_learning_rate align_overflow print_answers print_answers_interval enable_test_mode test_stop_step
-    """)
+IGNORED = argument_names(__file__, "ignored_by_step_3")
 
 OFF = {
     "enable_ema": "a moving average of the weights is not counted",

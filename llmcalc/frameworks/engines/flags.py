@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from ...errors import InputError, shown, suggest
 from ...sources.files import parse_json
@@ -155,6 +157,12 @@ def refused_flags(feature: str, spellings_with_value: str = "", switches: str = 
 def idle_flags(flag_names: str, kind: FlagKind = "text") -> list[Flag]:
     """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. kind: type of value."""
     return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in flag_names.split()]
+
+
+def idle_flags_of(engine_file: str) -> list[Flag]:
+    """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
+    texts = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
+    return [flag for kind, flag_names in texts.items() for flag in idle_flags(flag_names, cast(FlagKind, kind))]
 
 
 MOST_ITEMS = 10_000

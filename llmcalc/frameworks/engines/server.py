@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
-from ...costs.context_length import longest_sequence
 from ...errors import InputError
 from ...frozen import frozen
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
+from .context_length import has_unknown_length, stated_length
 from .engine import EngineVersion, Term
 from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
@@ -34,6 +34,8 @@ class EngineServer:
         and others.
     decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
     default_length: tokens of the longest request of a model that states no context length; None if it is needed.
+    long_request_variable: the environment variable with which requests may be longer than the model's context; empty
+        if they may be without one.
     halves_float32: whether a model that was published in float32 runs in half precision by default.
     """
 
@@ -42,6 +44,7 @@ class EngineServer:
     layout_fields: ClassVar[tuple[str, ...]]
     decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     default_length: ClassVar[int | None] = None
+    long_request_variable: ClassVar[str] = ""
     halves_float32: ClassVar[bool] = False
 
     preset: Preset
@@ -159,10 +162,32 @@ class EngineServer:
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
-        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO_WORDS else flag_value
+        length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
+
+    @property
+    def model_length(self) -> int | None:
+        """The model's context length in tokens, which is the longest request by default; None if it states none."""
+        return stated_length(self.preset)
+
+    @property
+    def longest_length(self) -> int | None:
+        """The tokens of the longest request that the engine accepts for this model; None if it is not known."""
+        return None if has_unknown_length(self.preset) else self.model_length
+
+    @property
+    def long_request_note(self) -> str:
+        """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
+        limit, variable = self.longest_length, self.long_request_variable
+        is_allowed = not variable or self.flags.get(variable) in (1, "1", "true")
+        if is_allowed or limit is None or self.longest_request <= limit:
+            return ""
+        return (
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {limit:,} tokens, which "
+            f"the engine refuses without {variable}=1; counted with it"
+        )
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -360,4 +360,4 @@ def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> D
     blocks = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
     replay_result.slop, replay_result.slop_after = blocks.slop, blocks.slop_after
     replay_result.reserved = replay_result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(replay_result, cuda_runtime, layer_stacks(setup.spec), tensors)
+    return summarize(replay_result, cuda_runtime.context, layer_stacks(setup.spec), tensors)

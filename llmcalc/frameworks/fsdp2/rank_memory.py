@@ -107,9 +107,9 @@ def fsdp_memory(
         if shared_results is not None:
             replay_result = played_stage(setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
-                return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
+                return summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
         return stage_memory(setup, cuda_runtime, tensors)
-    memory = counted_rank(setup, cuda_runtime, shared_results).memory((), tensors)
+    memory = counted_rank(setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
     return replace(memory, host=host_terms(setup)) if fsdp_settings.offloads else memory
 
 

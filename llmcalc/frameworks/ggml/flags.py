@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags, refused_flags
-from .idle_flags import SWITCHES, WITH_VALUE
+from ..engines.flags import Flag, idle_flags_of, refused_flags
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -49,7 +48,7 @@ SHARED_FLAGS = (
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-IDLE = (*idle_flags(WITH_VALUE), *idle_flags(SWITCHES, "switch"))
+IDLE = idle_flags_of(__file__)
 """Flags that change no memory of the server's buffers."""
 
 

@@ -310,6 +310,14 @@ class MegatronArguments:
     no_use_layer_wise_param_layout: bool = False
     use_nccl_ub: bool = False
     use_megatron_fsdp: bool = False
+    megatron_fsdp_version: int = 1
+    megatron_fsdp_main_params_dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    megatron_fsdp_main_grads_dtype: Literal["fp32", "bf16", "fp16", "auto"] = "auto"
+    megatron_fsdp_grad_comm_dtype: Literal["fp32", "bf16", "fp16", "auto"] = "auto"
+    megatron_fsdp_max_pool_double_buffer: bool = False
+    megatron_fsdp_enable_fine_grained_param_gather: bool = False
+    fsdp_double_buffer: bool = False
+    suggested_communication_unit_size: int | None = None
     use_torch_fsdp2: bool = False
     init_model_with_meta_device: bool = False
     data_parallel_sharding_strategy: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = (

@@ -171,6 +171,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
         combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,
+        detaches_layers=settings.overlap_moe_expert_parallel_comm,
         shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
         fp8_recipe=_fp8_recipe(settings),

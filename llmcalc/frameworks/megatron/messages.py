@@ -2,7 +2,8 @@
 
 All gradients of a chunk of layers are summed as float32 once in a step, in one buffer; with the distributed optimizer
 (ZeRO stage 1) each rank gets its part, and the weights are gathered (Megatron-LM, core/distributed, without
-`--overlap-grad-reduce`, and without the padding of its buffers).
+`--overlap-grad-reduce`, and without the padding of its buffers). Megatron-FSDP (stage 3) gathers weights before both
+passes of every micro-batch, and reduces gradients after each; its messages, one for each layer, are counted together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Iterator
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32
 
+SHARDED_WEIGHTS = 3
+"""The stage of ZeRO that divides weights."""
+
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a group of replicas."""
@@ -19,13 +23,20 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     if not replicated_weights.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)
         return
-    yield ranks.message("reduce_scatter", gradients, 1)
+    reductions = replicated_weights.chunk.batches if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
+    gathers = 2 * reductions if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
+    yield ranks.message("reduce_scatter", gradients, reductions)
     yield ranks.replica_all_reduce(gradients // ranks.shards, 1)
-    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, 1)
+    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, gathers)
 
 
 def gradient_rules() -> GradientRules:
     """Returns the rules by which Megatron-LM sums gradients across ranks."""
     return GradientRules(
-        "megatron", (0, 1), gradient_messages, reduces_in_float32=True, reduces_one_buffer=True, always_reentrant=True
+        "megatron",
+        (0, 1, 3),
+        gradient_messages,
+        reduces_in_float32=True,
+        reduces_one_buffer=True,
+        always_reentrant=True,
     )

@@ -66,11 +66,9 @@ class RecordedRank:
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
-MICROBATCHES_RUN_IN_FULL = {True: 3, False: 6}
-"""Whether a rank is on the last stage → micro-batches of a step up to which all passes are run.
 
-Recording needs as many.
-"""
+MICROBATCHES_RUN_IN_FULL = 5
+"""Micro-batches of a step up to which all passes are run if they differ by the previous one: recording runs ten."""
 
 
 @without_garbage_collection()
@@ -86,7 +84,12 @@ def replay_rank(
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
-    if passes_key_of_rank not in recorded_ranks and rank_run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
+    if settings.use_megatron_fsdp:
+        rank_run.set_up()
+        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+    if passes_key_of_rank not in recorded_ranks and not (
+        _differs_by_previous(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
+    ):
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
@@ -129,10 +132,18 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     return coordinates, *stage_layers, *layers_before
 
 
+def _differs_by_previous(settings: MegatronSettings) -> bool:
+    """Whether passes differ by the kind of the chunk's previous pass, as of recomputed experts.
+
+    Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
+    """
+    return settings.recompute_mode == "full" and settings.num_experts is not None
+
+
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
-    by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
+    by_previous = _differs_by_previous(settings)
     try:
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if recorded_chunks is not None:
@@ -197,7 +208,7 @@ def rank_memory(
     The rank is numbered as by `Layout.coordinates`.
     """
     replay = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(replay, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
+    rank_memory_use = summarize(replay, context, layer_stacks(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (

@@ -22,6 +22,7 @@ from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stag
 from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
+from ...simulator.lowering import Path
 from ...simulator.meter import Meter, NoMeter, Place
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
@@ -42,6 +43,7 @@ from ...simulator.tensor import (
 from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
 from .evidence import check_components
+from .fully_sharded import ShardedWeights
 from .kernel_choices import (
     check_modelled,
     cublas_workspace,
@@ -180,6 +182,8 @@ class RankRun:
         self.rope_tables: list[Storage] = []
         self.passes: PassRecorder | PassPlayer | None = None
         self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
+        self.sharded_weights: ShardedWeights | None = None
+        self.parameter_paths: dict[int, Path] = {}
         self.has_stepped: bool = False
         self.has_rope_tables: bool = False
 
@@ -229,6 +233,9 @@ class RankRun:
         self.rope_tables = [
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
+        if settings.use_megatron_fsdp:
+            self._shard_weights(weights.pop())
+            return
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
         for chunk_index, model_chunk in enumerate(self.chunks):
@@ -260,6 +267,36 @@ class RankRun:
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
         self._make_main_parameters()
+
+    def _shard_weights(self, weights: list[Storage]) -> None:
+        """Divides the weights of the only chunk by Megatron-FSDP, and creates the optimizer's states.
+
+        The states are made where a checkpoint is looked for (core/optimizer/distrib_optimizer.py,
+        `_init_optimizer_states_with_dummy_values`).
+        """
+        (model_chunk,) = self.chunks
+        self.sharded_weights = model_chunk.lowering.weight_gathering = ShardedWeights(
+            model_chunk.parameters, self.settings, self.layout, self.coordinates, self.meter
+        )
+        paths = [parameter.path for parameter in model_chunk.parameters]
+        weight_of_path = dict(zip(paths, weights, strict=True))
+        weights.clear()
+        self.sharded_weights.set_up(weight_of_path)
+        self.updated_sizes = self.sharded_weights.updated_sizes
+        self.states_per_parameter = [2] * len(self.updated_sizes)
+        zeros = [self.storage(4 * elements, "temporary") for elements in self.updated_sizes]
+        self._make_states()
+        del zeros
+        self.graph.on_leaf_gradient = self._accumulate_in_bucket
+        self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+
+    def _accumulate_in_bucket(self, leaf: Tensor) -> None:
+        """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
+        assert self.sharded_weights is not None
+        parameters = self.chunks[0].lowering.ordered_parameters
+        if len(self.parameter_paths) < len(parameters):
+            self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
+        self.sharded_weights.accumulate(self.parameter_paths[id(leaf)])
 
     def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
@@ -361,17 +398,21 @@ class RankRun:
         settings = self.settings
         self.meter.place = Place("step")
         is_precision_aware = settings.use_precision_aware_optimizer
-        if not settings.reduces_in_fp32 and not is_precision_aware:
+        if self.sharded_weights is None and not settings.reduces_in_fp32 and not is_precision_aware:
             self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
         if not self.has_stepped and not settings.optimizer_cpu_offload:
-            for gather_bytes, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
-                if is_precision_aware:
-                    self._make_precision_aware_states(gather_bytes)
-                else:
-                    self.optimizer_states += [self.storage(4 * gather_bytes, "optimizer") for _ in range(states)]
-        self.has_stepped = True
+            self._make_states()
         for gather_bytes in [] if settings.overlap_param_gather else self.step_gather_sizes:
             self.storage(2 * gather_bytes, "communication")
+
+    def _make_states(self) -> None:
+        """Creates the optimizer's states, as its first step does."""
+        for elements, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
+            if self.settings.use_precision_aware_optimizer:
+                self._make_precision_aware_states(elements)
+            else:
+                self.optimizer_states += [self.storage(4 * elements, "optimizer") for _ in range(states)]
+        self.has_stepped = True
 
     def _make_precision_aware_states(self, elements: int) -> None:
         """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
@@ -429,6 +470,8 @@ class RankRun:
     def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
+        if self.sharded_weights is not None:
+            self.sharded_weights.gather(None)
         hidden = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
         if model_chunk.last:
@@ -471,6 +514,8 @@ class RankRun:
         if gradient is None:
             gradient = self.graph.new_tensor(output.end.shape, output.end.dtype)
         backward(self.graph, output.end, gradient)
+        if self.sharded_weights is not None:
+            self.sharded_weights.end_backward()
 
     def receive_hidden(self) -> Tensor:
         """Returns the hidden states received from the previous stage, with a place for their gradient."""
@@ -498,6 +543,8 @@ class RankRun:
     def end_step(self) -> None:
         """Runs the end of a training step after all passes: deferred gradients and optimizer."""
         self.persistent.drain_deferred_gradients(self.layout.tp if self.rank_choices.sequence_parallel else 1)
+        if self.sharded_weights is not None:
+            self.sharded_weights.end_step()
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported_losses:
             self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]

@@ -23,7 +23,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import Chunk, RankRun
-from .record_passes import record_passes
+from .record_passes import record_passes, recorded_steps
 from .settings import MegatronSettings
 
 Names: TypeAlias = frozenset[str | Shape]
@@ -150,7 +150,8 @@ def _recorded_chunk(
     layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
     chunk_settings = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    cache_key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
+    chunk_key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
+    cache_key = recorded_steps(rank_run.microbatches, by_previous), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()

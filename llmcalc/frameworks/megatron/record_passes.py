@@ -7,8 +7,17 @@ from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .rank_run import Chunk, ForwardOutput, RankRun
 
-STEPS = 3, 3
-"""Micro-batches of each step, so that every case but the first ones comes twice where it can."""
+MOST_MICROBATCHES = 3
+"""The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
+
+
+def recorded_steps(microbatches: int, by_previous: bool) -> tuple[int, int]:
+    """Returns the micro-batches of the two recorded steps of a run; as many as the run has if these are fewer.
+
+    microbatches: of a step of the run.
+    by_previous: as in `record_passes`; without it the second step needs one micro-batch less.
+    """
+    return min(microbatches, MOST_MICROBATCHES), min(microbatches, MOST_MICROBATCHES - (not by_previous))
 
 
 def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
@@ -20,7 +29,8 @@ def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by
     by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
     """
     rank_run.passes = passes = PassRecorder(recorder, len(rank_run.chunks), by_previous)
-    for microbatch_count in STEPS if len(rank_run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
+    first_step, second_step = recorded_steps(rank_run.microbatches, by_previous)
+    for microbatch_count in (first_step, second_step if len(rank_run.chunks) > 1 or not is_last_stage else 1):
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_passes(rank_run, microbatch_count, is_last_stage)
         rank_run.end_step()

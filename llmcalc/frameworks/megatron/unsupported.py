@@ -31,6 +31,8 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     ):
         reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
     reasons |= _unsupported_fp8(megatron_settings)
+    if megatron_settings.use_megatron_fsdp:
+        reasons |= _unsupported_sharding(megatron_settings)
     if megatron_settings.experimental_attention_variant == "dsa":
         if not megatron_settings.is_latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
@@ -48,6 +50,23 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     ):
         reasons["--attention-output-gate"] = "another kind of attention"
     return reasons
+
+
+def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
+    """Returns argument → reason of what is not modelled beside weights that Megatron-FSDP divides."""
+    reasons = {
+        argument: reason
+        for argument, (modelled_values, reason) in MODELLED_WITH_FSDP.items()
+        if getattr(megatron_settings, argument) not in modelled_values
+    }
+    if megatron_settings.megatron_fsdp_grad_comm_dtype not in (
+        "auto",
+        megatron_settings.megatron_fsdp_main_grads_dtype,
+    ):
+        reasons["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
+    if megatron_settings.mtp_layers:
+        reasons["mtp_num_layers"] = "multi-token prediction"
+    return {flag_of(argument): f"with --use-megatron-fsdp, {reason}" for argument, reason in reasons.items()}
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
@@ -99,7 +118,7 @@ GENERATIONS = {
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {
-    "sharded weights": ("use_megatron_fsdp", "use_torch_fsdp2", "init_model_with_meta_device"),
+    "sharded weights": ("use_torch_fsdp2", "init_model_with_meta_device"),
     "weights divided again": ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
     "8-bit or 4-bit products": (
         "fp4_format",
@@ -179,6 +198,24 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
 }
 """What changes memory in ways that nothing here follows → the fields that ask for it."""
+
+MODELLED_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
+    "data_parallel_sharding_strategy": (("optim_grads_params",), "another strategy than optim_grads_params"),
+    "megatron_fsdp_version": ((1,), "another version than 1"),
+    "megatron_fsdp_main_params_dtype": (("fp32",), "main weights in another format than fp32"),
+    "megatron_fsdp_max_pool_double_buffer": ((False,), "two buffers for all layers"),
+    "megatron_fsdp_enable_fine_grained_param_gather": ((False,), "weights that each module gathers"),
+    "fsdp_double_buffer": ((False,), "two buffers for all layers"),
+    "fp8_format": ((None,), "8-bit products"),
+    "pipeline_model_parallel_size": ((1,), "a pipeline"),
+    "num_distributed_optimizer_instances": ((1,), "several instances of the optimizer"),
+    "optimizer": (("adam",), "another optimizer than adam"),
+    "use_precision_aware_optimizer": ((False,), "states in other formats"),
+    "optimizer_cpu_offload": ((False,), "Adam's step on the host"),
+    "recompute_granularity": ((None, "selective"), "layers that run again"),
+    "overlap_moe_expert_parallel_comm": ((False,), "passes of two micro-batches that overlap"),
+}
+"""Field → the values that are modelled beside weights that Megatron-FSDP divides, and what another value asks for."""
 
 OTHER_INDEXERS = (
     "dsa_indexer_topk_freq",

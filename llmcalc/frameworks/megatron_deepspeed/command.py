@@ -15,7 +15,7 @@ from typing import Any
 
 from ...components.norm import Norm
 from ...model import ModelSpec
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
@@ -39,21 +39,7 @@ RENAMED = {
 }
 """Its name of an argument → Megatron-LM's."""
 
-IGNORED = field_names("""
-    train-tokens lr-decay-tokens lr-warmup-tokens log-optimizer-states-to-tensorboard deepspeed deepspeed_config
-    no-pipeline-parallel deepspeed-activation-checkpointing zero-stage checkpoint-num-layers kill-switch-file load-tag
-    no-load-lr-state universal-checkpoint use-checkpoint-args mmap-warmup repeated-dataloader reset-iteration
-    use-dataset-only train-data-exact-num-epochs return-data-index DDP-impl deepspeed_mpi tokenizer-name-or-path
-    log-level log-level-replica adam-eps override-opt_param-scheduler use_prefix_caching codecarbon-dir
-    abort-on-unmet-fused-kernel-constraints pad-vocab-size-to partition-activations rampup-batch-size seed num-workers
-    aml-data-download-path
-    train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path train-shuffle-idx-path
-    skip-train-iteration-range valid-num-workers train-weighted-split-paths-path data-efficiency-curriculum-learning
-    checkpoint-activations activations-checkpoint-method activations-checkpoint-num-layers ds-sequence-parallel-size
-    reweight-loss-based-on-position-frequency eval-only inference finetune loss-on-targets-only
-    kill-switch-path norm-target-loss valid-weighted-split-paths-path test-weighted-split-paths-path reset-progress
-    sync-tp-duplicated-parameters
-    """)
+IGNORED = argument_names(__file__, "ignored")
 
 REFUSED = {
     "ds-sequence-parallel-fpdt": "attention over chunks of a sequence on the host (FPDT) is not modelled",

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
+from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
@@ -54,18 +55,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of which only these values are modelled."""
 
-IGNORED = field_names("""
-    finetune lr min_lr lr_warmup_fraction lr_warmup_iters lr_decay_style train_iters num_train_epochs save_interval
-    eval_interval eval_iters output_dir save save_safetensors mcore_model mcore_adapter load no_save_optim no_save_rng
-    no_load_optim no_load_rng log_interval num_workers moe_permute_fusion moe_grouped_gemm moe_aux_loss_coeff
-    moe_router_dtype moe_expert_capacity_factor moe_shared_expert_overlap overlap_grad_reduce overlap_param_gather
-    cross_entropy_fusion_impl weight_decay clip_grad adam_beta1 adam_beta2 merge_lora use_hf wandb_project
-    wandb_exp_name tensorboard_dir gradient_accumulation_fusion bf16 manual_gc manual_gc_interval manual_gc_steps
-    padding_free group_by_length calculate_per_token_loss add_non_thinking_prefix masked_softmax_fusion
-    bias_dropout_fusion bias_activation_fusion apply_rope_fusion log_throughput moe_router_load_balancing_type
-    moe_z_loss_coeff moe_router_score_function lr_decay_iters lr_warmup_init dataloader_persistent_workers
-    dataloader_prefetch_factor data_sharding mlp_padding_free
-    """)
+IGNORED = argument_names(__file__, "ignored_by_megatron")
 
 
 def run_of_megatron(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, LaunchReader, Table
@@ -32,22 +33,7 @@ GRPO_BETA = 0.04
 GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
 """Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
 
-GRPO_IGNORED = field_names("""
-    reward_funcs reward_weights num_generations num_generations_eval log_completions temperature top_k top_p min_p
-    repetition_penalty num_iterations epsilon epsilon_high delta overlong_filter dynamic_sample max_resample_times
-    importance_sampling_level loss_type scale_rewards advantage_estimator kl_in_reward vllm_server_host
-    vllm_server_port vllm_server_base_url vllm_server_timeout vllm_server_group_port vllm_enforce_eager
-    vllm_limit_mm_per_prompt vllm_enable_prefix_caching vllm_disable_custom_all_reduce vllm_enable_lora
-    move_model_batches multi_turn_scheduler max_turns multi_turn_func completion_length_limit_scope soft_cache_length
-    soft_max_length stop_words reward_model_plugin use_gym_env gym_env context_manager top_entropy_quantile
-    log_entropy tau_pos tau_neg rollout_importance_sampling_mode rollout_importance_sampling_threshold
-    off_policy_sequence_mask_delta cosine_min_len_value_wrong cosine_max_len_value_wrong
-    cosine_min_len_value_correct cosine_max_len_value_correct cosine_max_len repetition_n_grams
-    repetition_max_penalty vllm_engine_kwargs vllm_max_lora_rank vllm_use_async_engine
-    vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
-    vllm_server_pass_dataset log_rollout_offpolicy_metrics
-    replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
-    """)
+GRPO_IGNORED = argument_names(__file__, "ignored_by_grpo")
 """Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
 
 GKD_READ = field_names("""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
@@ -44,23 +44,7 @@ REFUSED = {
 }
 """Table of another training → what it has that is not modelled."""
 
-READ = field_names("""
-    model_name train_global_batch_size train_micro_batch_size logprob_batch_size max_total_sequence_length precision
-    dtensor_cfg.enabled dtensor_cfg.cpu_offload dtensor_cfg.sequence_parallel dtensor_cfg.activation_checkpointing
-    dtensor_cfg.tensor_parallel_size dtensor_cfg.context_parallel_size dtensor_cfg.dp_replicate_size
-    dtensor_cfg.expert_parallel_size dtensor_cfg.lora_cfg.enabled dtensor_cfg.lora_cfg.dim
-    dtensor_cfg.lora_cfg.target_modules dtensor_cfg.lora_cfg.match_all_linear dtensor_cfg.lora_cfg.dropout
-    dtensor_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF dtensor_cfg.env_vars.PYTORCH_ALLOC_CONF
-    megatron_cfg.enabled megatron_cfg.activation_checkpointing megatron_cfg.recompute_granularity
-    megatron_cfg.recompute_modules megatron_cfg.tensor_model_parallel_size megatron_cfg.expert_tensor_parallel_size
-    megatron_cfg.expert_model_parallel_size megatron_cfg.pipeline_model_parallel_size megatron_cfg.context_parallel_size
-    megatron_cfg.sequence_parallel megatron_cfg.peft.enabled megatron_cfg.peft.dim megatron_cfg.peft.target_modules
-    megatron_cfg.peft.dropout megatron_cfg.optimizer.optimizer megatron_cfg.optimizer.use_distributed_optimizer
-    megatron_cfg.optimizer.use_precision_aware_optimizer
-    megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32
-    dynamic_batching.enabled dynamic_batching.train_mb_tokens sequence_packing.enabled sequence_packing.train_mb_tokens
-    optimizer.name optimizer.kwargs.foreach optimizer.kwargs.fused
-    """)
+READ = argument_names(__file__, "read")
 """Keys of `policy` that are read, beside those of the engine."""
 
 OF_MEGATRON_CORE = {
@@ -91,21 +75,7 @@ MODELLED: Mapping[str, tuple[Any, ...]] = {
 }
 """Key of `policy` → the values that are modelled, beside none at all."""
 
-IGNORED = field_names("""
-    scheduler optimizer generation generation_batch_size logprob_chunk_size offload_optimizer_for_logprob max_grad_norm
-    make_sequence_length_divisible_by tokenizer hf_config_overrides refit_buffer_size_gb
-    dtensor_cfg._v2 dtensor_cfg.custom_parallel_plan dtensor_cfg.clear_cache_every_n_steps
-    megatron_cfg.empty_unused_memory_level megatron_cfg.converter_type megatron_cfg.freeze_moe_router
-    megatron_cfg.moe_router_dtype megatron_cfg.moe_router_load_balancing_type megatron_cfg.moe_router_bias_update_rate
-    megatron_cfg.moe_permute_fusion megatron_cfg.apply_rope_fusion megatron_cfg.bias_activation_fusion
-    megatron_cfg.defer_fp32_logits megatron_cfg.moe_per_layer_logging megatron_cfg.moe_token_dispatcher_type
-    megatron_cfg.moe_shared_expert_overlap megatron_cfg.use_gloo_process_groups megatron_cfg.mtp_loss_scaling_factor
-    megatron_cfg.mtp_use_repeated_layer megatron_cfg.mtp_detach_heads megatron_cfg.gradient_accumulation_fusion
-    megatron_cfg.use_fused_weighted_squared_relu megatron_cfg.pipeline_dtype megatron_cfg.force_reconvert_from_hf
-    megatron_cfg.cuda_graph_modules megatron_cfg.cuda_graph_warmup_steps megatron_cfg.train_iters
-    megatron_cfg.fused_linear_logprobs_chunk_size megatron_cfg.offload_modules megatron_cfg.track_moe_metrics
-    megatron_cfg.moe_router_enable_expert_bias hf_config_overrides.max_position_embeddings
-    """)
+IGNORED = argument_names(__file__, "ignored")
 """Other keys of `policy`, which change no memory of the update, or only little (formats of a router)."""
 
 IGNORED_TABLES = (

@@ -9,21 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..engines.flags import Flag, idle_flags, read_values
+from ..engines.flags import Flag, idle_flags_of, read_values
 
 YES_NO = ("1", "0", "true", "false")
-
-_IDLE_PARAMETERS = """
-    --temperature --top-k --top-p --min-p --typical-p --seed --stop --num-predict --num-keep --num-thread
-    --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --mirostat --mirostat-eta --mirostat-tau
-    --penalize-newline --tfs-z --numa --main-gpu --use-mlock --low-vram --f16-kv --logits-all --vocab-only
-    """
-
-_IDLE_VARIABLES = """
-    OLLAMA_HOST OLLAMA_KEEP_ALIVE OLLAMA_MODELS OLLAMA_MAX_LOADED_MODELS OLLAMA_MAX_QUEUE OLLAMA_DEBUG
-    OLLAMA_ORIGINS OLLAMA_LOAD_TIMEOUT OLLAMA_NOPRUNE OLLAMA_NOHISTORY OLLAMA_TMPDIR OLLAMA_NEW_ENGINE
-    OLLAMA_SCHED_SPREAD OLLAMA_LLM_LIBRARY OLLAMA_INTEL_GPU NVIDIA_VISIBLE_DEVICES
-    """
 
 FLAGS = (
     Flag(("--num-ctx",), "tokens", most=10**9),
@@ -36,8 +24,7 @@ FLAGS = (
     Flag(("--num-batch",), "number", most=10**7),
     Flag(("--use-mmap",), "word", YES_NO, bare="true"),
     Flag(("CUDA_VISIBLE_DEVICES",), "text"),
-    *idle_flags(_IDLE_PARAMETERS),
-    *idle_flags(_IDLE_VARIABLES),
+    *idle_flags_of(__file__),
 )
 
 

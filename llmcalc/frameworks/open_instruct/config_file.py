@@ -8,30 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trainer_launch
 
-READ = field_names("""
-    model_name_or_path max_seq_length per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
-    use_lora use_qlora lora_rank lora_dropout use_8bit_optimizer fused_optimizer use_liger_kernel use_flash_attn
-    loss_type sequence_parallel_size dpo_loss_type
-    """)
+READ = argument_names(__file__, "read")
 
-IGNORED = field_names("""
-    exp_name config_name tokenizer_name tokenizer_revision use_slow_tokenizer add_bos low_cpu_mem_usage
-    dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir dataset_config_name dataset_name
-    max_train_samples overwrite_cache clip_grad_norm lora_alpha num_epochs final_lr_ratio timeout with_tracking
-    wandb_project_name wandb_entity checkpointing_steps keep_last_n_checkpoints hf_entity hf_repo_id
-    hf_repo_revision hf_metadata_dataset push_to_hub try_launch_beaker_eval_jobs try_auto_save_to_beaker
-    oe_eval_tasks oe_eval_max_length gs_bucket_path cache_dataset_only max_train_steps gamma_beta_ratio beta
-    dpo_beta dpo_use_paged_optimizer reduce_loss load_balancing_weight chat_template_name additional_model_arguments
-    sync_each_batch verbose try_launch_beaker_eval_jobs_on_weka dataset_transform_fn dataset_target_columns
-    dataset_cache_mode dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir
-    clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
-    label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
-    packing load_balancing_loss
-    """)
+IGNORED = argument_names(__file__, "ignored")
 """Arguments that do not change the memory of a training step."""
 
 SIGNS = (

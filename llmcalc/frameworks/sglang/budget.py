@@ -66,6 +66,7 @@ class Server(EngineServer):
     length_field = "context_length"
     layout_fields = "tp_size", "pp_size", "dp_size"
     default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
+    long_request_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
     halves_float32 = True  # configs/model_config.py, `_get_and_verify_dtype`
     decided_by = {
         "weights": (
@@ -81,6 +82,17 @@ class Server(EngineServer):
         "non_torch": (),
         "kv_cache": ("mem_fraction_static", "dtype"),
     }
+
+    @property
+    def model_length(self) -> int | None:
+        """The model's context length in tokens: its positions times the factor of scaling without original positions.
+
+        From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
+        """
+        length, scaling = super().model_length, self.preset.rope_parameters or {}
+        is_scaled = "original_max_position_embeddings" not in scaling and scaling.get("rope_type") != "llama3"
+        factor = scaling.get("factor", 1) if is_scaled else 1
+        return int(length * factor) if length and isinstance(factor, int | float) else length
 
     @property
     def engine_record(self) -> SGLangRecord:
@@ -546,7 +558,7 @@ def memory(server: Server) -> EngineMemory:
 
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*host_expert_notes(server.rank_of_stage(0), server.flags)]
+    notes = [*filter(None, [server.long_request_note]), *host_expert_notes(server.rank_of_stage(0), server.flags)]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"

@@ -5,20 +5,7 @@ A field has the name that `llmapi.KvCacheConfig` gives it; typed in full it is `
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags, refused_flags
-
-IDLE = """
-    --host --port --tokenizer --custom_tokenizer --log_level --num_postprocess_workers --revision --reasoning_parser
-    --tool_parser --chat_template --metadata_server_config_file --server_role --otlp_traces_endpoint --gpus_per_node
-    --kv_cache_config.enable_block_reuse --kv_cache_config.enable_partial_reuse
-    --kv_cache_config.copy_on_partial_reuse --kv_cache_config.host_cache_size
-    --kv_cache_config.event_buffer_max_size
-    """
-"""Flags with a value that change no memory of a device."""
-
-IDLE_SWITCHES = """
-    --trust_remote_code --enable_chunked_prefill --fail_fast_on_attention_window_too_large
-    """
+from ..engines.flags import Flag, idle_flags_of, refused_flags
 
 NAMES_OF_THE_FRACTION = (
     "--kv_cache_free_gpu_memory_fraction|--free_gpu_memory_fraction|--kv_cache_config.free_gpu_memory_fraction"
@@ -49,8 +36,7 @@ FLAGS = (
         ("--config", "--extra_llm_api_options"),
         refused="a file of options is not read here; expected its fields as flags, such as --kv_cache_config.dtype fp8",
     ),
-    *idle_flags(IDLE),
-    *idle_flags(IDLE_SWITCHES, "switch"),
+    *idle_flags_of(__file__),
 )
 
 

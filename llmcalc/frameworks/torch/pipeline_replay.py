@@ -43,14 +43,14 @@ class RecordedRank:
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     prefix_caches: whether segments are expandable → the allocator's states after the events with which ranks begin.
-    replayed: what determines the steps of a rank with these passes → the result of its steps.
+    replayed: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
     prefix_caches: dict[bool, PrefixCache] = field(default_factory=dict)
-    replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
+    replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
 
     def prefix_cache(self, expandable: bool) -> PrefixCache:
         """Returns the stored allocator states, with or without expandable segments."""
@@ -87,28 +87,32 @@ def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks:
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    training_config, layout = setup.training, setup.layout
+    stage = setup.layout.coordinates(setup.rank).pp
+    cache_key = passes_key(RankRun(setup, EventMeter()))
+    is_recorded = setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not setup.training.optimizer_in_backward
+    if cache_key not in recorded_ranks:
+        recorded_ranks[cache_key] = record_rank(setup) if is_recorded else RecordedRank(None, (), ())
+    recorded_rank = recorded_ranks[cache_key]
+    if (stage, expandable) not in recorded_rank.replayed:
+        recorded_rank.replayed[stage, expandable] = _replay_rank(setup, expandable, recorded_rank)
+    return recorded_rank.replayed[stage, expandable]
+
+
+def _replay_rank(setup: RankSetup, expandable: bool, recorded_rank: RecordedRank) -> ReplayResult:
+    """Replays a rank from its recorded passes, or runs all passes if they do not repeat."""
     rank_run = RankRun(setup, memory_meter := EventMeter())
-    cache_key = passes_key(rank_run)
-    if (
-        cache_key not in recorded_ranks
-        and training_config.microbatches > MICROBATCHES_RUN_IN_FULL
-        and not training_config.optimizer_in_backward
-    ):
-        recorded_ranks[cache_key] = record_rank(setup)
-    recorded_rank = recorded_ranks.get(cache_key)
-    if recorded_rank is not None and recorded_rank.traces is not None:
-        prefix_cache = recorded_rank.prefix_cache(expandable)
-        microbatch_count = micro_batches_on_allocator(layout, rank_run.chunks, training_config.microbatches)
+    if recorded_rank.traces is not None:
+        microbatches, prefix_cache = setup.training.microbatches, recorded_rank.prefix_cache(expandable)
+        played_microbatches = micro_batches_on_allocator(setup.layout, rank_run.chunks, microbatches)
         try:
             _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
-            if microbatch_count == training_config.microbatches:
+            if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
-            shorter_setup = replace(setup, training=replace(training_config, microbatches=microbatch_count))
+            shorter_setup = replace(setup, training=replace(setup.training, microbatches=played_microbatches))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
-                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
+                (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, played_microbatches
             )
         except NotRepeating:
             rank_run = RankRun(setup, memory_meter := EventMeter())

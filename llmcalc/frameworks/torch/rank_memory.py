@@ -29,5 +29,5 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors = IN_FLOAT8
-    device = summarize(replay, cuda_runtime, layer_stacks(spec), tensors)
+    device = summarize(replay, cuda_runtime.context, layer_stacks(spec), tensors)
     return with_paged_states(device, training_run.memory.states) if is_alone else device

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
@@ -25,12 +25,7 @@ from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
-READ_BESIDE = field_names("""
-    name tensor_model_parallel_size gpu_memory_utilization max_model_len max_num_seqs max_num_batched_tokens
-    enforce_eager free_cache_engine log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
-    log_prob_micro_batch_size_per_gpu update_weights_bucket_megabytes param_offload optimizer_offload model_dtype
-    adv_estimator use_kl_in_reward
-    """)
+READ_BESIDE = argument_names(__file__, "read_beside_the_actor")
 """Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
 DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")

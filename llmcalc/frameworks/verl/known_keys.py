@@ -5,34 +5,12 @@ from __future__ import annotations
 import re
 
 from ...errors import shown
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table
 from ..megatron.named_model import HOST_OPTIMIZER, STAGE_ENDS
 from .rollout import ACTOR, MODEL
 
-READ = field_names("""
-    actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
-    actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
-    actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared
-    actor.entropy_checkpointing
-    actor.entropy_from_logits_with_chunking actor.fsdp_config.param_offload actor.fsdp_config.grad_offload
-    actor.fsdp_config.optimizer_offload
-    actor.fsdp_config.offload_policy actor.fsdp_config.model_dtype actor.fsdp_config.fsdp_size
-    actor.fsdp_config.reshard_after_forward actor.fsdp_config.mixed_precision.param_dtype
-    actor.fsdp_config.mixed_precision.reduce_dtype actor.fsdp_config.strategy
-    actor.megatron.tensor_model_parallel_size actor.megatron.pipeline_model_parallel_size
-    actor.megatron.context_parallel_size actor.megatron.expert_model_parallel_size
-    actor.megatron.expert_tensor_parallel_size actor.megatron.virtual_pipeline_model_parallel_size
-    actor.megatron.sequence_parallel actor.megatron.use_distributed_optimizer actor.megatron.param_offload
-    actor.megatron.grad_offload actor.megatron.optimizer_offload
-    actor.megatron.override_transformer_config.recompute_granularity
-    actor.megatron.override_transformer_config.recompute_method
-    actor.megatron.override_transformer_config.recompute_num_layers
-    actor.optim.override_optimizer_config.use_precision_aware_optimizer
-    model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
-    model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
-    model.lora.dropout model.lora.type
-    """)
+READ = argument_names(__file__, "read")
 
 OF_MEGATRON_CORE = {
     *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
-from ...sources.huggingface.family import field_names
+from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
@@ -46,12 +46,7 @@ FP32_SHARDS = FrozenModel(
 IGNORED = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
 """Sections whose other keys change no memory of a step, and a key that changes none."""
 
-READ = field_names("""
-    data.micro_batch_size data.micro_batch_size_per_gpu data.train_batch_size data.max_length model.partial_pretrain
-    model.fsdp_config.model_dtype model.fsdp_config.cpu_offload model.fsdp_config.offload_params
-    model.enable_gradient_checkpointing model.lora_rank model.target_modules model.use_liger model.strategy
-    ulysses_sequence_parallel_size
-    """)
+READ = argument_names(__file__, "read_by_fine_tuning")
 
 
 def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...device_memory.cuda_runtime import runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
+from ..engines.context_length import has_unknown_length
 from ..engines.engine import EngineMemory, Term, TermStatus
 from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, architectures, compressed_layers, key_heads
@@ -30,6 +31,7 @@ from .cache_formats import (
 )
 from .compilation import CACHE_VARIABLE, compilation_bytes, times_kernels
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
+from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
     EncoderRequest,
@@ -91,6 +93,9 @@ FLASH = "FLASH_ATTN"
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
 
+LONGROPE_STARTS_SHORT_FROM = (0, 11, 1)
+"""First version whose requests are by default as long as LongRoPE's short factors reach (vllm pull request 27431)."""
+
 COMPILATION_KEYS = (
     "level", "mode", "debug_dump_path", "cache_dir", "backend", "custom_ops", "splitting_ops", "use_inductor",
     "compile_sizes", "inductor_compile_config", "inductor_passes", "cudagraph_mode", "use_cudagraph",
@@ -115,6 +120,7 @@ class Server(EngineServer):
         "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
     default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
+    long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
     halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
@@ -232,6 +238,19 @@ class Server(EngineServer):
         return cuda_graphs(
             self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
         )
+
+    @property
+    def model_length(self) -> int | None:
+        """The model's context length in tokens, for LongRoPE that of its short factors."""
+        limit = scaled_length(self.preset)
+        starts_short = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
+        short_length = short_rope_length(self.preset) if starts_short else None
+        return limit if limit is None or short_length is None else min(limit, short_length)
+
+    @property
+    def longest_length(self) -> int | None:
+        """The tokens of the longest request that vLLM accepts; None if it is not known."""
+        return None if has_unknown_length(self.preset) else scaled_length(self.preset)
 
     @property
     def engine_record(self) -> VLLMRecord:
@@ -718,7 +737,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
 
 
 def _server_notes(server: Server) -> list[str]:
-    notes = []
+    notes = [*filter(None, [_removed_class_note(server), server.long_request_note])]
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
@@ -737,6 +756,20 @@ def _server_notes(server: Server) -> list[str]:
         if server.flags.get("mm_encoder_tp_mode") == "data":
             notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes
+
+
+def _removed_class_note(server: Server) -> str:
+    """Returns a note if the version has no class for the model any more; otherwise an empty text."""
+    class_names = architectures(server.preset)
+    last_version = server.engine_record.last_version_of(class_names, server.version_numbers)
+    return (
+        ""
+        if last_version is None
+        else (
+            f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
+            f"transformers' own class runs in it; expected --engine vllm=={last_version}"
+        )
+    )
 
 
 def _compilation_notes(server: Server) -> list[str]:

@@ -19,6 +19,7 @@ from ..engines.versions import (
     VersionRange,
     has_link,
     measured_context,
+    numbers_of,
     ranges_at,
     read_engine_record,
 )
@@ -174,6 +175,7 @@ class VLLMRecord(EngineRecord[Rules]):
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
+    last_versions: dict[str, tuple[str, ...]] = {}
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
@@ -195,6 +197,20 @@ class VLLMRecord(EngineRecord[Rules]):
             for batch_defaults in ranges_at(self.batch_defaults, version)
             if batch_defaults.at_least_gib <= memory_gib
             and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
+        )
+
+    def last_version_of(self, class_names: tuple[str, ...], version: Numbers) -> str | None:
+        """Returns the last version with a class for a model; None if `version` has one.
+
+        class_names: the classes in `architectures` of the model's config.
+        """
+        return next(
+            (
+                last_version
+                for last_version, removed_classes in self.last_versions.items()
+                if numbers_of(last_version) < version and not {*removed_classes}.isdisjoint(class_names)
+            ),
+            None,
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:

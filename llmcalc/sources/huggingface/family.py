@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .writes import Writes
@@ -27,6 +30,19 @@ fuses two. ` & ` joins lists of modules that make up the layers side by side, an
 list of that name. Layers of a kind that are in a list of their own have an entry `layers.KIND`. Several nodes in one
 module are compared as a sum.
 """
+
+
+@cache
+def _module_tables() -> dict[str, dict[str, str]]:
+    tables: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("module_names.json").read_text())
+    return tables
+
+
+def module_names(table_name: str) -> Modules:
+    """Returns a table of `module_names.json`, whose entry `**` names the table that it adds to."""
+    module_of_node = dict(_module_tables()[table_name])
+    base_name = module_of_node.pop("**", None)
+    return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
 def field_names(text: str) -> frozenset[str]:

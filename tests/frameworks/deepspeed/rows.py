@@ -57,7 +57,7 @@ def outcome(row: Row) -> Outcome:
     replay_result, _ = replay_zero(
         ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable
     )
-    answer = summarize(replay_result, A100, layer_stacks(model), tensor_status(settings, training(row)))
+    answer = summarize(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )

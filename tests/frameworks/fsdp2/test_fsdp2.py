@@ -275,7 +275,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
     whole = counted_rank(setup, HOPPER)
     assert not whole.repeating
-    assert folded.memory((), DIVIDED) == whole.memory((), DIVIDED)
+    assert folded.memory(0, (), DIVIDED) == whole.memory(0, (), DIVIDED)
 
 
 def test_adapters_under_version_1_are_refused() -> None:

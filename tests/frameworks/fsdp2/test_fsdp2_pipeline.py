@@ -144,7 +144,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
         replay_result = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summarize(replay_result, runtime, layer_stacks(spec), tensors)
+        whole = summarize(replay_result, runtime.context, layer_stacks(spec), tensors)
         assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace), runtime, tensors) == whole
 
 

@@ -46,9 +46,7 @@ MODELS = {"llama3-70b": "llama3-70b", "llama3-405b": "llama3.1-405b", "deepseekv
 
 WITHIN = {
     "gpt/gpt3_weekly_mcore_tp4_cp2_current_scaling_native_fp8_tp_sp_cp_tp_overlap/h100": (0.53, 0.36),
-    "gpt/gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings/gb200": (0.95, 0.35),
     "gpt/gpt3_mcore_te_tp2_pp2_cp2_nondeterministic_1node/gb200": (0.5, 1.0),
-    "gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist_reshard_1x4xNone_1node/gb200": (0.6, 0.5),
     "moe/gpt3_mcore_tp2_cp2_pp2_ep2_te_4experts2parallel_dp_last/gb200": (0.5, 0.75),
     "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed/h100": (0.5, 5.7),
     "moe/gpt3_moe_mcore_te_ep8_resume_torch_dist_dist_optimizer_1node/gb200": (0.5, 1.4),
@@ -530,7 +528,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp"),
+        ({"use_torch_fsdp2": True}, "--use-torch-fsdp2"),
         ({"fp4_format": "e2m1"}, "--fp4-format"),
         ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),

@@ -278,8 +278,11 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
     [
         ({"fp4_format": "e2m1"}, "--fp4-format"),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl (CUDA graphs)"),
-        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),
-        ({"use_custom_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),
+        ({"use_torch_fsdp2": True}, "--use-torch-fsdp2 (sharded weights)"),
+        (
+            {"use_custom_fsdp": True, "fsdp_double_buffer": True},
+            "--fsdp-double-buffer (with --use-megatron-fsdp, two buffers for all layers)",
+        ),
         (
             {
                 "optimizer_cpu_offload": True,

@@ -693,3 +693,10 @@ def test_latent_attention_has_one_table_of_cosines() -> None:
     """Its rotated dimensions are `qk_rope_head_dim`; 7168 / 128 = 56 further ones were counted beside them."""
     rank = EngineRank(llmcalc.load("deepseek-v3"), Layout(), 0)
     assert rank.rope_table_elements() == 64 * 163_840
+
+
+@pytest.mark.parametrize(("version", "is_noted"), [("0.23.0", False), ("0.24.0", True)])
+def test_a_class_that_was_removed_is_named(version: str, is_noted: bool) -> None:
+    """Bamba's class is in vLLM up to 0.23.0 (model_executor/models/registry.py, `_PREVIOUSLY_SUPPORTED_MODELS`)."""
+    notes = llmcalc.memory("bamba-9b", engine=f"vllm=={version}", hardware="h100").result.notes
+    assert any("was the last version with a class for BambaForCausalLM" in note for note in notes) == is_noted

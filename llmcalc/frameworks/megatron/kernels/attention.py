@@ -111,6 +111,7 @@ class AttentionKernels(LinearKernels):
     def do_rope(self, operation: Step) -> None:
         """Applies rotary embeddings to queries or keys."""
         x = self.tensor_read_by(operation, operation.ins[0])
+        self.frames[-1].local_tensors[f"qkv_output of {operation.name} {id(operation)}"] = x
         self.bind(operation.outs[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -146,6 +147,7 @@ class AttentionKernels(LinearKernels):
 
         inputs = [q, k, v]
         del q, k, v
+        self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), inputs, strict=True))
         if self.rank_choices.recompute_core:
             output = self.checkpoint(run_attention, inputs)
         else:
@@ -241,10 +243,6 @@ class AttentionKernels(LinearKernels):
         output = self.all_to_all_output(output)
         return self.dense_copy(output) if has_several_sequences else output
 
-    def transpose_batch(self, x: Tensor) -> Tensor:
-        """Returns a copy with swapped batch and token axes, whose gradient is copied too."""
-        return self.copy_reordered("transpose", x, x.shape)
-
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
@@ -301,7 +299,7 @@ class AttentionKernels(LinearKernels):
         context = self.new_tensor(rows, width)
         self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
         del attention_probs, v
-        output = self.transpose_batch(context)
+        output = self.dense_copy(context)  # its gradient is viewed in the other order
         del context, raw_scores
         return output
 

@@ -50,6 +50,7 @@ class RankChoices:
     aux_loss: whether the router has an auxiliary loss.
     z_loss: whether the router has a loss of the size of its logits.
     shared_experts_first: whether shared experts run before the router.
+    detaches_layers: whether each layer begins a graph of its own, so that passes of two micro-batches can overlap.
     combined_at_once: whether one function combines the outputs of experts; its caller still refers to its argument.
     wgrad_deferral_limit: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0
         for all; None (default) for none.
@@ -104,6 +105,7 @@ class RankChoices:
     z_loss: bool = False
     shared_experts_first: bool = True
     combined_at_once: bool = False
+    detaches_layers: bool = False
     wgrad_deferral_limit: int | None = None
     fp8_recipe: Recipe = "none"
     fp8_weights: bool = False

@@ -190,7 +190,11 @@ class ExpertKernels(HeadKernels):
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors referenced until the next forward pass of this layer's dispatcher."""
+        """Keeps tensors referenced until the next forward pass of this layer's dispatcher.
+
+        The graph of its probabilities refers to the layer's detached input.
+        """
+        self.persistent.module_tensors[(id(self), "layer", *self.module_path())] = self.detached_input
         self.persistent.module_tensors[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:

@@ -60,6 +60,8 @@ class HeadKernels(ElementwiseKernels):
             del embeddings
         if layer_scopes[0].about.get("kind") != "mtp":
             self.run_layers(layer_scopes)
+            if self.weight_gathering is not None:
+                self.weight_gathering.gather(None)
             return
         last_hidden, storage = self.tensor_of(stack_input), stack_input.storage
         super().layers(layer_scopes)
@@ -125,6 +127,30 @@ class HeadKernels(ElementwiseKernels):
             del layer_input
             group_start = group_end
         self.values[id(stack_output)] = hidden
+
+    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+        """Runs one layer, whose input may be detached, and whose weights may have to be gathered."""
+        if self.rank_choices.detaches_layers:
+            x = self._detached_input(x)
+        if self.weight_gathering is None or module_call.layer_index is None:
+            return super().layer(module_call, x)
+        run_layer = super().layer
+        return self.weight_gathering.run_layer(
+            self.graph, module_call.layer_index, x, lambda layer_input: run_layer(module_call, layer_input)
+        )
+
+    def _detached_input(self, x: Tensor) -> Tensor:
+        """Detaches a layer's input, which the layer's graph then refers to with its gradient.
+
+        Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
+        """
+        self.detached_input = input_and_gradient = [x.detached()]
+
+        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+            input_and_gradient.append(output_gradient.detached())
+            return [output_gradient]
+
+        return record(self.graph, "layer_input", (x,), x.detached(), store_gradient)
 
     def _encoder_inputs(self, operation: Step) -> list[Value]:
         """Returns the tensors from the encoder that cross-attention reads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ....algebra import Number
 from ....flow.axis import element_count
@@ -115,6 +115,18 @@ def detached_argument(
     leaf = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
     argument.node = Node(autograd_graph, "argument", (leaf,), store_gradient)
     return argument
+
+
+class WeightGathering(Protocol):
+    """Gathers the weights of layers, where ranks of data parallelism divide them."""
+
+    def gather(self, layer_index: int | None) -> None:
+        """Gathers a layer's weights, or with None those outside of layers."""
+
+    def run_layer(
+        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Runs a layer between gathering and freeing its weights, in both passes."""
 
 
 class PersistentTensors:
@@ -259,6 +271,8 @@ class RankKernels(Lowering):
         self.top_k = self.all_experts = 1
         self.dispatched_tokens: Number = 0
         self.dispatch_handle: list[Tensor] = []
+        self.detached_input: list[Tensor] = []
+        self.weight_gathering: WeightGathering | None = None
         self.later_parameters: list[Parameter] = []
         self.split_parts: dict[int, tuple[Value, ...]] = {}
         self.empty_storage: Storage = Storage(NoMeter(), 0)

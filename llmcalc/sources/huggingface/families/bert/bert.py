@@ -15,7 +15,7 @@ from .....components.base import MOST_LAYERS
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks, field_names, is_untied
+from ...family import EVERY, Deviation, Family, Quirks, field_names, is_untied, module_names
 from ...parts import (
     ACTIVATIONS,
     OF_ANSWERS,
@@ -341,55 +341,18 @@ SECOND_BIAS = Deviation(
 )
 
 
-BERT_MODULES: Modules = {
-    "layers": "encoder.layer",
-    "embed_tokens": "embeddings.word_embeddings",
-    "embed_positions": "embeddings.position_embeddings",
-    "embed_types": "embeddings.token_type_embeddings",
-    "embed_tasks": "embeddings.task_type_embeddings",
-    "embed_norm": "embeddings.LayerNorm",
-    "self_attn": "attention.self + attention.output.dense",
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "self_attn.o_proj": ".attention.output.dense",
-    "self_attn_post_norm": "attention.output.LayerNorm",
-    "cross_attn": "crossattention.self + crossattention.output.dense",
-    "cross_attn.o_proj": ".crossattention.output.dense",
-    "cross_attn_post_norm": "crossattention.output.LayerNorm",
-    "mlp": "intermediate.dense + output.dense",
-    "up_proj": ".intermediate.dense",
-    "down_proj": ".output.dense",
-    "mlp_post_norm": "output.LayerNorm",
-    "pooler": "",
-    "pooler.dense": "pooler.dense",
-    "pooler.out_proj": "cls.seq_relationship",
-    "lm_head": "cls.predictions",
-    "lm_head.dense": "transform.dense",
-    "lm_head.norm": "transform.LayerNorm",
-    "lm_head.decoder": "decoder + bias",
-    "classifier.out_proj": "out_proj | .classifier | .qa_outputs | .cls.seq_relationship",
-}
-
-ROBERTA_MODULES: Modules = {
-    **BERT_MODULES,
-    "lm_head": "lm_head",
-    "lm_head.dense": "dense",
-    "lm_head.norm": "layer_norm",
-}
-
 ROBERTA = Family(
     _roberta,
     ignored_fields=OLD,
     field_writers=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
-    modules=ROBERTA_MODULES,
+    modules=module_names("roberta"),
     dropout_fields=BERT_DROPOUT,
 )
 
 FAMILIES = {
     "bert": Family(
-        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
+        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
     ),
     "ernie": Family(
         bert,
@@ -399,7 +362,7 @@ FAMILIES = {
             "task_type_vocab_size": lambda s: require_present(_task_types(s)),
         },
         deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
+        modules=module_names("bert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
@@ -407,7 +370,12 @@ FAMILIES = {
         ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
-        modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
+        modules={
+            **module_names("bert"),
+            "self_attn_pre_norm": "attention.ln",
+            "mlp_pre_norm": "ln",
+            "norm": "encoder.ln",
+        },
         dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
@@ -415,12 +383,7 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules={
-            **ROBERTA_MODULES,
-            "self_attn_pre_norm": "attention.LayerNorm",
-            "mlp_pre_norm": "intermediate.LayerNorm",
-            "norm": "LayerNorm",
-        },
+        modules=module_names("roberta-prelayernorm"),
         dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
@@ -428,12 +391,7 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules={
-            **ROBERTA_MODULES,
-            "self_attn_pre_norm": "attention.self_attn_layer_norm",
-            "mlp_pre_norm": "LayerNorm",
-            "norm": "encoder.LayerNorm",
-        },
+        modules=module_names("xlm-roberta-xl"),
         dropout_fields=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
@@ -445,12 +403,7 @@ FAMILIES = {
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
-        modules={
-            **BERT_MODULES,
-            "input_proj": "embeddings.projection",
-            "fourier": "fourier.self",
-            "fourier_post_norm": "fourier.output.LayerNorm",
-        },
+        modules=module_names("fnet"),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
@@ -459,7 +412,7 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         field_writers={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
-        modules={**BERT_MODULES, "pooler.dense": ".pooler", "classifier.dense": "dense"},
+        modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
         dropout_fields=BERT_DROPOUT,
     ),
     "ibert": Family(
@@ -468,7 +421,7 @@ FAMILIES = {
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=ROBERTA_MODULES,
+        modules=module_names("roberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
@@ -482,42 +435,13 @@ FAMILIES = {
             "hidden_act": "activation",
         },
         unread_aliases=frozenset({"intermediate_size", "hidden_act"}),
-        modules={
-            **BERT_MODULES,
-            "layers": "transformer.layer",
-            "self_attn": "attention",
-            "q_proj": "q_lin",
-            "k_proj": "k_lin",
-            "v_proj": "v_lin",
-            "self_attn.o_proj": "out_lin",
-            "self_attn_post_norm": "sa_layer_norm",
-            "mlp": "ffn",
-            "up_proj": "lin1",
-            "down_proj": "lin2",
-            "mlp_post_norm": "output_layer_norm",
-            "lm_head": "vocab_transform + vocab_layer_norm + vocab_projector",
-            "lm_head.dense": ".vocab_transform",
-            "lm_head.norm": ".vocab_layer_norm",
-            "lm_head.decoder": ".vocab_projector",
-            "classifier": "pre_classifier + classifier | classifier",
-            "classifier.dense": ".pre_classifier",
-        },
+        modules=module_names("distilbert"),
         dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
         _electra,
         ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
-        modules={
-            **BERT_MODULES,
-            "input_proj": "embeddings_project",
-            "lm_head": "generator_predictions + generator_lm_head",
-            "lm_head.dense": ".generator_predictions.dense",
-            "lm_head.norm": ".generator_predictions.LayerNorm",
-            "lm_head.decoder": ".generator_lm_head",
-            "classifier": "classifier | discriminator_predictions",
-            "classifier.dense": "dense",
-            "classifier.out_proj": "out_proj | dense_prediction | .qa_outputs | .classifier",
-        },
+        modules=module_names("electra"),
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
@@ -529,23 +453,7 @@ FAMILIES = {
             "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
-        modules={
-            **BERT_MODULES,
-            "layers": "encoder.albert_layer_groups.*.albert_layers.*",
-            "input_proj": "encoder.embedding_hidden_mapping_in",
-            "self_attn": "attention - attention.LayerNorm",
-            "self_attn.o_proj": "dense",
-            "self_attn_post_norm": "attention.LayerNorm",
-            "mlp": "ffn + ffn_output",
-            "up_proj": ".ffn",
-            "down_proj": ".ffn_output",
-            "mlp_post_norm": "full_layer_layer_norm",
-            "pooler.dense": "pooler",
-            "pooler.out_proj": "sop_classifier.classifier",
-            "lm_head": "predictions",
-            "lm_head.dense": "dense",
-            "lm_head.norm": "LayerNorm",
-        },
+        modules=module_names("albert"),
         dropout_fields={
             "embedding": "hidden_dropout_prob",
             "attention": "attention_probs_dropout_prob",
@@ -557,16 +465,7 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules={
-            **ROBERTA_MODULES,
-            "self_attn": "attention.attn",
-            "q_proj": "q",
-            "k_proj": "k",
-            "v_proj": "v",
-            "self_attn.o_proj": "o",
-            "self_attn_post_norm": "attention.LayerNorm",
-            "relative_bias": "encoder.relative_attention_bias",
-        },
+        modules=module_names("mpnet"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm
-from .bert import BERT_MODULES, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
+from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
 def _captioner(config: Config, head: Table, **cross_fields: Any) -> Table:
@@ -45,7 +45,7 @@ FAMILIES = {
         tower_class_prefixes="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
-        modules={**BERT_MODULES, "lm_head": "output"},
+        modules={**module_names("bert"), "lm_head": "output"},
         dropout_fields=BERT_DROPOUT,
     ),
     "blip": Family(
@@ -56,6 +56,6 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "blip_vision_model"},
     ),
     "blip_text_model": Family(
-        _blip_text_model, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout_fields=BERT_DROPOUT
+        _blip_text_model, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
     ),
 }

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
+from .bert import OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
 
 
 def _convbert(config: Config) -> Table:
@@ -65,20 +65,7 @@ FAMILIES = {
         ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **BERT_MODULES,
-            "input_proj": "embeddings_project",
-            "span_conv": "key_conv_attn_layer.depthwise",
-            "span_proj": "key_conv_attn_layer.pointwise + key_conv_attn_layer.bias",
-            "filter_proj": "conv_kernel_layer",
-            "conv_v_proj": "conv_out_layer",
-            "lm_head": "generator_predictions + generator_lm_head",
-            "lm_head.dense": ".generator_predictions.dense",
-            "lm_head.norm": ".generator_predictions.LayerNorm",
-            "lm_head.decoder": ".generator_lm_head",
-            "classifier.dense": "dense",
-            "classifier.out_proj": "out_proj | .qa_outputs | .classifier",
-        },
+        modules=module_names("convbert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ...absent import Absent, require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -150,21 +150,6 @@ DEBERTA_WRITES: Writes = {
 }
 
 
-DEBERTA_MODULES: Modules = {
-    **BERT_MODULES,
-    "classifier": "pooler + classifier | classifier | qa_outputs",
-    "classifier.dense": ".pooler.dense",
-    "relative_embedding": "",
-    "relative_embedding.table": "encoder.rel_embeddings",
-    "relative_embedding.norm": "encoder.LayerNorm",
-    "side_convolution": "encoder.conv",
-    "side_convolution.norm": "LayerNorm",
-    "lm_head": "cls.predictions | lm_predictions.lm_head",
-    "lm_head.dense": "transform.dense | dense",
-    "lm_head.norm": "transform.LayerNorm | LayerNorm",
-    "lm_head.decoder": "decoder + bias | bias",
-}
-
 FAMILIES = {
     "deberta": Family(
         _deberta,
@@ -173,14 +158,7 @@ FAMILIES = {
         field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **DEBERTA_MODULES,
-            "q_proj": "in_proj + q_bias + v_bias",
-            "k_proj": "in_proj + q_bias + v_bias",
-            "v_proj": "in_proj + q_bias + v_bias",
-            "pos_key": ".attention.self.pos_proj",
-            "pos_query": ".attention.self.pos_q_proj",
-        },
+        modules=module_names("deberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
@@ -207,14 +185,7 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **DEBERTA_MODULES,
-            "q_proj": "query_proj",
-            "k_proj": "key_proj",
-            "v_proj": "value_proj",
-            "pos_key": ".attention.self.pos_key_proj",
-            "pos_query": ".attention.self.pos_query_proj",
-        },
+        modules=module_names("deberta-v2"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

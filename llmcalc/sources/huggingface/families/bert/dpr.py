@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, architecture, encoder, layernorm, token_types
-from .bert import BERT_MODULES, OLD, bert_activation, bert_block, bert_head, bert_positions
+from .bert import OLD, bert_activation, bert_block, bert_head, bert_positions
 
 READER = "DPRReader"
 
@@ -36,7 +36,7 @@ FAMILIES = {
         _dpr,
         {"tie_word_embeddings": True},
         OLD,
-        modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
+        modules={**module_names("bert"), **{node: f"bert_model.{module_names('bert')[node]}" for node in OUTSIDE}},
         quirks=Quirks(makes_mask=EVERY),
         dropout_fields=BERT_DROPOUT,
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
-from .bert import OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
+from .bert import OLD, bert_head, bert_score, padded_positions
 
 
 def _esm(config: Config) -> Table:
@@ -41,14 +41,7 @@ FAMILIES = {
     "esm": Family(
         _esm,
         ignored_fields=IGNORED,
-        modules={
-            **ROBERTA_MODULES,
-            "embed_norm": "embeddings.layer_norm",
-            "self_attn_pre_norm": "attention.LayerNorm",
-            "mlp_pre_norm": "LayerNorm",
-            "norm": "encoder.emb_layer_norm_after",
-            "contact_head": "contact_head",
-        },
+        modules=module_names("esm"),
         dropout_fields=BERT_DROPOUT,
     )
 }

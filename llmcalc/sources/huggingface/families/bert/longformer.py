@@ -13,12 +13,11 @@ from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunks
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
 from .bert import (
     OLD,
-    ROBERTA_MODULES,
     ROBERTA_WRITES,
     SECOND_BIAS,
     bert_block,
@@ -72,13 +71,6 @@ CHUNKS = Deviation(
 
 WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}
 
-MODULES: Modules = {
-    **ROBERTA_MODULES,
-    "q_global_proj": "query_global",
-    "k_global_proj": "key_global",
-    "v_global_proj": "value_global",
-}
-
 
 FAMILIES = {
     "longformer": Family(
@@ -87,7 +79,7 @@ FAMILIES = {
         field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
         quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
+        modules=module_names("longformer"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import OF_ANSWERS, OF_TOKENS, Table, architecture, encoder, layernorm, pooler
 from ...writes import Writes
-from .bert import OLD, ROBERTA_MODULES, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
+from .bert import OLD, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
@@ -81,22 +81,7 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **ROBERTA_MODULES,
-            "word_entity_proj": "w2e_query",
-            "entity_word_proj": "e2w_query",
-            "entity_entity_proj": "e2e_query",
-            "entities": "",
-            "entities.embed_entities": "entity_embeddings.entity_embeddings",
-            "entities.proj": "entity_embeddings.entity_embedding_dense",
-            "entities.embed_positions": "entity_embeddings.position_embeddings",
-            "entities.embed_types": "entity_embeddings.token_type_embeddings",
-            "entities.norm": "entity_embeddings.LayerNorm",
-            "entities.prediction": "entity_predictions",
-            "entities.prediction.dense": "transform.dense",
-            "entities.prediction.norm": "transform.LayerNorm",
-            "entities.prediction.decoder": "decoder + bias",
-        },
+        modules=module_names("luke"),
         dropout_fields=BERT_DROPOUT,
     )
 }

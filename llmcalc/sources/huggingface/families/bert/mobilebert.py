@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
 def _mobilebert(config: Config) -> Table:
@@ -71,22 +71,7 @@ FAMILIES = {
         ignored_fields=OLD | {"true_hidden_size"},
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
-        modules={
-            **BERT_MODULES,
-            "embed_proj": "embeddings.embedding_transformation",
-            "bottleneck": "bottleneck.input.dense",
-            "bottleneck_norm": "bottleneck.input.LayerNorm",
-            "attention_bottleneck": "bottleneck.attention.dense",
-            "attention_bottleneck_norm": "bottleneck.attention.LayerNorm",
-            "inner": "ffn",
-            "inner.mlp": "",
-            "inner.mlp.up_proj": "intermediate.dense",
-            "inner.mlp.down_proj": "output.dense",
-            "inner.mlp_post_norm": "output.LayerNorm",
-            "output_bottleneck": "output.bottleneck.dense",
-            "output_bottleneck_norm": "output.bottleneck.LayerNorm",
-            "lm_head.more_columns": "dense",
-        },
+        modules=module_names("mobilebert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

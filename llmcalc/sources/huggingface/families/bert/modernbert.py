@@ -14,7 +14,7 @@ from .....components.classifier import Classifier
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, Modules, Quirks, field_names
+from ...family import Family, Modules, Quirks, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -269,27 +269,6 @@ MODERN_DROPOUT = {
     "activation": "mlp_dropout",
 }
 
-MODERN_MODULES: Modules = {
-    "embed_tokens": "embeddings.tok_embeddings",
-    "embed_norm": "embeddings.norm",
-    "norm": "final_norm",
-    "self_attn": "attn",
-    "q_proj": "Wqkv/3 | q_proj",
-    "k_proj": "Wqkv/3 | k_proj",
-    "v_proj": "Wqkv/3 | v_proj",
-    "o_proj": "Wo",
-    "self_attn_pre_norm": "attn_norm",
-    "mlp_pre_norm": "mlp_norm",
-    "gate_proj": "Wi/2",
-    "up_proj": "Wi/2 | Wi",
-    "down_proj": "Wo",
-    "lm_head": "head + decoder | lm_head + decoder",
-    "lm_head.decoder": ".decoder",
-    "classifier": "head + classifier",
-    "classifier.dense": ".head.dense",
-    "classifier.norm": ".head.norm",
-}
-
 NOMIC_EARLIER: Modules = {
     "layers": "encoder.layers",
     "self_attn": "attn",
@@ -299,17 +278,6 @@ NOMIC_EARLIER: Modules = {
     "attn.o_proj": "attn.out_proj",
 }
 
-NOMIC_MODULES: Modules = {
-    "embed_tokens": "embeddings.word_embeddings",
-    "embed_types": "embeddings.token_type_embeddings",
-    "embed_norm": "embeddings.LayerNorm",
-    "mlp_post_norm": "post_mlp_layernorm",
-    "lm_head.dense": "transform.dense | dense",
-    "lm_head.norm": "transform.layer_norm | layer_norm",
-    "lm_head": "cls.predictions | lm_head",
-    "lm_head.decoder": "decoder + bias | decoder",
-}
-
 FAMILIES = {
     "modernbert": Family(
         _modernbert,
@@ -317,7 +285,7 @@ FAMILIES = {
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
-        modules=MODERN_MODULES,
+        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
@@ -329,7 +297,7 @@ FAMILIES = {
             "local_attention": lambda s: 2 * require_present(s.window),
             "pad_token_id": lambda s: 0,
         },
-        modules=MODERN_MODULES,
+        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "eurobert": Family(
@@ -341,7 +309,7 @@ FAMILIES = {
     "gte": Family(
         _gte,
         ignored_fields=OLD,
-        modules=NOMIC_MODULES,
+        modules=module_names("nomic_bert"),
         earlier_names={
             "layers": "encoder.layer",
             "self_attn": "attention",
@@ -358,7 +326,7 @@ FAMILIES = {
         ignored_fields=OLD | OF_JINA,
         uncounted_fields=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
-        modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
+        modules={**module_names("nomic_bert"), "up_proj": "fc1", "down_proj": "fc2"},
         earlier_names={**NOMIC_EARLIER, "attn": "mixer"},
         dropout_fields=BERT_DROPOUT,
     ),
@@ -375,7 +343,7 @@ FAMILIES = {
         },
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
-        modules=NOMIC_MODULES,
+        modules=module_names("nomic_bert"),
         earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
         dropout_fields=BERT_DROPOUT,
     ),

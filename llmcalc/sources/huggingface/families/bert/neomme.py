@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config, is_whole
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
 LONG_WINDOW = 1024
@@ -112,19 +112,8 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     return distances
 
 
-MODULES: Modules = {
-    "embed_tokens": "embed_tokens.word_embeddings",
-    "embed_proj": "embed_tokens.embedding_projection",
-    "embed_norm": "embedding_norm",
-    "norm": "final_norm",
-    "self_attn_pre_norm": "input_layernorm",
-    "mlp_pre_norm": "post_attention_layernorm",
-    "alpha": "exclusive_self_attention.alpha",
-    "gate_proj": "output_projection.gate_proj",
-    "o_proj": "output_projection.o_proj",
-    "head_proj": "unembedding_projection",
-    "projection": "multi_vector_head",
-    "projection.proj": "proj",
+FAMILIES = {
+    "neomme": Family(
+        _neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
+    )
 }
-
-FAMILIES = {"neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES)}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from .....ops import Op, SampledBlocks
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -105,14 +105,6 @@ def _blocks_per_row(config_values: ConfigValues) -> int:
     return -(-blocks // rows)
 
 
-MODULES: Modules = {
-    **BERT_MODULES,
-    "value_convolution": "conv",
-    "classifier": "pre_classifier + classifier | classifier",
-    "classifier.dense": ".pre_classifier | dense",
-    "value_convolution.conv": ".attention.self.conv",
-}
-
 FAMILIES = {
     "nystromformer": Family(
         _nystromformer,
@@ -120,7 +112,7 @@ FAMILIES = {
         field_writers=_kernel_writer("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
+        modules=module_names("nystromformer"),
         dropout_fields=BERT_DROPOUT,
     ),
     "yoso": Family(
@@ -129,7 +121,7 @@ FAMILIES = {
         field_writers=_kernel_writer("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
-        modules=MODULES,
+        modules=module_names("nystromformer"),
         dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
@@ -141,7 +133,7 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS, NO_KERNEL),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
-        modules=MODULES,
+        modules=module_names("nystromformer"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

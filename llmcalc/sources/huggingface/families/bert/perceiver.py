@@ -7,7 +7,7 @@ transformers: models/perceiver (`PerceiverForMaskedLM`).
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, layernorm, learned_positions, mlp
 
 OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
@@ -101,30 +101,6 @@ def _repeated_layers(config: Config) -> Table:
     }
 
 
-MODULES: Modules = {
-    "embed_tokens": "input_preprocessor.embeddings",
-    "embed_positions": "input_preprocessor.position_embeddings",
-    "layers": "encoder.self_attends",
-    "latents": "embeddings.latents",
-    "reads": "encoder.cross_attention",
-    "queries": "decoder.output_position_encodings.position_embeddings",
-    "writes": "decoder.decoding_cross_attention",
-    "query_norm": "attention.self.layernorm1",
-    "kv_norm": "attention.self.layernorm2",
-    "self_attn_pre_norm": "attention.self.layernorm1",
-    "attention": "attention - attention.self.layernorm1 - attention.self.layernorm2",
-    "self_attn": "attention - attention.self.layernorm1",
-    "q_proj": "self.query",
-    "k_proj": "self.key",
-    "v_proj": "self.value",
-    "o_proj": "output.dense",
-    "mlp_norm": "layernorm",
-    "mlp_pre_norm": "layernorm",
-    "up_proj": "dense1",
-    "down_proj": "dense2",
-    "lm_head": "embedding_decoder",
-}
-
 FAMILIES = {
     "perceiver": Family(
         _perceiver,
@@ -132,7 +108,7 @@ FAMILIES = {
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),
         ignored_fields=frozenset({"_label_trainable_num_channels"}),
-        modules=MODULES,
+        modules=module_names("perceiver"),
         quirks=Quirks(reads_values=EVERY),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import lcm
 
 from ...config import Config, is_whole
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
 
 HASHES = {"local": False, "lsh": True}
@@ -89,31 +89,11 @@ def _position(config: Config) -> Table:
     return {"type": "axial", "rows": shape[0], "columns": shape[1], "row_size": widths[0], "column_size": widths[1]}
 
 
-MODULES: Modules = {
-    "embed_tokens": "embeddings.word_embeddings",
-    "embed_positions": "embeddings.position_embeddings.embedding | embeddings.position_embeddings",
-    "by_row": "weights.0",
-    "by_column": "weights.1",
-    "layers": "encoder.layers",
-    "self_attn_pre_norm": "attention.layer_norm",
-    "self_attn": "attention.self_attention + attention.output",
-    "qk_proj": "query_key",
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "o_proj": "dense",
-    "mlp_pre_norm": "feed_forward.layer_norm",
-    "mlp": "feed_forward.dense + feed_forward.output",
-    "up_proj": ".feed_forward.dense.dense",
-    "down_proj": ".feed_forward.output.dense",
-    "reversible_norm": "encoder.layer_norm",
-}
-
 FAMILIES = {
     "reformer": Family(
         _reformer,
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        modules=MODULES,
+        modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )

@@ -11,9 +11,9 @@ from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names
+from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from .....algebra import Number
@@ -89,7 +89,7 @@ FAMILIES = {
         {"type_vocab_size": 2},
         OLD,
         deviations=(SECOND_BIAS,),
-        modules={**BERT_MODULES, "lm_head": "lm_head.decoder + lm_head.bias"},
+        modules={**module_names("bert"), "lm_head": "lm_head.decoder + lm_head.bias"},
         dropout_fields=BERT_DROPOUT,
     ),
     "rembert": Family(
@@ -100,12 +100,7 @@ FAMILIES = {
             "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
         quirks=MASKS,
-        modules={
-            **BERT_MODULES,
-            "input_proj": "encoder.embedding_hidden_mapping_in",
-            "lm_head.dense": "dense",
-            "lm_head.norm": "LayerNorm",
-        },
+        modules=module_names("rembert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(
@@ -120,7 +115,7 @@ FAMILIES = {
         ),
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
-        modules={**BERT_MODULES, "input_proj": "embeddings_project"},
+        modules={**module_names("bert"), "input_proj": "embeddings_project"},
         dropout_fields=BERT_DROPOUT,
     ),
 }

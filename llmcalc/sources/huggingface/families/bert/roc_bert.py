@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert, has_pretraining_head
+from .bert import OLD, SECOND_BIAS, bert, has_pretraining_head
 
 FEATURES = ("shape", "pronunciation")
 
@@ -44,13 +44,7 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers={**_feature_writer(0, "shape"), **_feature_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
-        modules={
-            **BERT_MODULES,
-            "input_features": "",
-            "input_features.embed_0": "embeddings.shape_embed",
-            "input_features.embed_1": "embeddings.pronunciation_embed",
-            "input_features.proj": "embeddings.map_inputs_layer",
-        },
+        modules=module_names("roc_bert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, encoder, layer_table, layernorm, pooler
 from ...writes import Writes
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
 
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
@@ -63,17 +63,7 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **BERT_MODULES,
-            "layers": "encoder.layers",
-            "self_attn": "attention + post_attention.conv1d",
-            "self_attn.o_proj": ".post_attention.conv1d",
-            "self_attn_post_norm": "post_attention.layernorm",
-            "mlp": "intermediate.conv1d + output.conv1d",
-            "up_proj": ".intermediate.conv1d",
-            "down_proj": ".output.conv1d",
-            "mlp_post_norm": "output.layernorm",
-        },
+        modules=module_names("squeezebert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import OF_ANSWERS, Table, architecture, encoder, layernorm, pooler, scores_sequences
-from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 AXES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
@@ -56,7 +56,7 @@ FAMILIES = {
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         modules={
-            **BERT_MODULES,
+            **module_names("bert"),
             **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(AXES)},
         },
         dropout_fields=BERT_DROPOUT,
@@ -67,7 +67,7 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={
-            **BERT_MODULES,
+            **module_names("bert"),
             **{f"embed_other_{i}": f"embeddings.token_type_embeddings_{i}" for i in range(7)},
             "pooler.out_proj": "aggregation_classifier",
         },

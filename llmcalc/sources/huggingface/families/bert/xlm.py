@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks, field_names
+from ...family import EVERY, Family, Quirks, field_names, module_names
 from ...parts import (
     OF_CHOICES,
     QKVO,
@@ -77,27 +77,6 @@ NO_COUNT = field_names(
     word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
     """
 )
-MODULES: Modules = {
-    "": "transformer",
-    "layers": "attentions.* & layer_norm1.* & ffns.* & layer_norm2.*",
-    "embed_tokens": "embeddings",
-    "embed_positions": "position_embeddings",
-    "embed_types": "lang_embeddings",
-    "embed_norm": "layer_norm_emb",
-    "self_attn": "&attentions",
-    "self_attn_pre_norm": "&layer_norm1",
-    "self_attn_post_norm": "&layer_norm1",
-    "mlp": "&ffns",
-    "mlp_pre_norm": "&layer_norm2",
-    "mlp_post_norm": "&layer_norm2",
-    "q_proj": "q_lin",
-    "k_proj": "k_lin",
-    "v_proj": "v_lin",
-    "o_proj": "out_lin",
-    "up_proj": "lin1",
-    "down_proj": "lin2",
-    "lm_head": "pred_layer.proj",
-}
 DROPOUT = {
     "embedding": "dropout",
     "attention": "attention_dropout",
@@ -110,7 +89,7 @@ XLM = Family(
     ignored_fields=NO_COUNT,
     aliases=ALIASES,
     quirks=Quirks(reads_values=EVERY),
-    modules=MODULES,
+    modules=module_names("xlm"),
     dropout_fields=DROPOUT,
 )
 

@@ -6,7 +6,7 @@ transformers: models/xlnet. The cached states of earlier segments (`mems`) are n
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     ACTIVATIONS,
     OF_SIMPLE_ANSWERS,
@@ -61,30 +61,7 @@ FAMILIES = {
         {"summary_proj_to_labels": None},
         IGNORED,
         aliases=ALIASES,
-        modules={
-            "embed_tokens": "word_embedding",
-            "layers": "layer",
-            "self_attn": "rel_attn - rel_attn.layer_norm",
-            "q_proj": "q",
-            "k_proj": "k",
-            "v_proj": "v",
-            "o_proj": "o",
-            "r_proj": "r",
-            "content_bias": "r_w_bias",
-            "position_bias": "r_r_bias",
-            "segment_bias": "r_s_bias",
-            "segments": "seg_embed",
-            "self_attn_post_norm": "rel_attn.layer_norm",
-            "mlp": "ff - ff.layer_norm",
-            "up_proj": "layer_1",
-            "down_proj": "layer_2",
-            "mlp_post_norm": "ff.layer_norm",
-            "second_stream": "mask_emb",
-            "lm_head": "lm_loss",
-            "classifier": "sequence_summary.summary + logits_proj | classifier | qa_outputs",
-            "classifier.dense": ".sequence_summary.summary",
-            "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
-        },
+        modules=module_names("xlnet"),
         dropout_fields=dict.fromkeys(
             ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
         ),

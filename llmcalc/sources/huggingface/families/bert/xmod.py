@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import (
     OLD,
-    ROBERTA_MODULES,
     ROBERTA_WRITES,
     SECOND_BIAS,
     bert_activation,
@@ -74,16 +73,7 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **ROBERTA_MODULES,
-            "self_attn_pre_norm": "attention.output.LayerNorm",
-            "mlp_pre_norm": "output.LayerNorm",
-            "norm": "encoder.LayerNorm",
-            "adapter_norm": "output.adapter_layer_norm",
-            "adapters": "output.adapter_modules",
-            "adapter_up_proj": "dense1",
-            "adapter_down_proj": "dense2",
-        },
+        modules=module_names("xmod"),
         dropout_fields=BERT_DROPOUT,
     )
 }

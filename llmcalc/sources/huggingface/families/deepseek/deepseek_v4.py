@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, Modules, field_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -156,15 +156,6 @@ KEPT_TWICE = Deviation(
 )
 
 
-HYPER_MODULES: Modules = {
-    "hyper_streams.map": ".hc_head.hc_fn",
-    "hyper_streams.offsets": ".hc_head.hc_base + .hc_head.hc_scale",
-    "self_attn_connection.map": ".attn_hc.fn",
-    "self_attn_connection.offsets": ".attn_hc.base + .attn_hc.scale",
-    "mlp_connection.map": ".ffn_hc.fn",
-    "mlp_connection.offsets": ".ffn_hc.base + .ffn_hc.scale",
-}
-
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
@@ -181,15 +172,7 @@ FAMILIES = {
             "compress_rates": _rates_by_kind,
         },
         deviations=(KEPT_TWICE,),
-        modules={
-            **HYPER_MODULES,
-            "self_attn.compressor": "compressor - compressor.indexer | compressor",
-            "compressor.norm": "kv_norm",
-            "self_attn.indexer": "compressor.indexer",
-            "indexer.compressor": "",
-            "indexer.q_proj": "q_b_proj",
-            "indexer.weights_proj": "scorer.weights_proj",
-        },
+        modules=module_names("deepseek_v4"),
         earlier_names={
             "compressor.indexer.q_b_proj": "indexer.wq_b",
             "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",

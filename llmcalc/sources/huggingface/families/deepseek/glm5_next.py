@@ -14,7 +14,7 @@ from .....components.mixers.mla import MLA
 from .....ops import KVCache, Op
 from ...absent import require_present
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks, field_names
+from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -29,7 +29,6 @@ from ...parts import (
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
 from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, routed_experts
-from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
@@ -204,7 +203,11 @@ FAMILIES = {
             **{node.replace("linear_attn.", "self_attn."): path for node, path in KDA_MODULES.items() if "." in node},
             "self_attn.norm": "o_norm",
             **DSA_MODULES,
-            **{node: module for node, module in HYPER_MODULES.items() if not node.startswith("hyper_streams")},
+            **{
+                node: module
+                for node, module in module_names("hyperclovax").items()
+                if not node.startswith("hyper_streams")
+            },
             "indexer.gate_proj": "index_kpool_compress_gate",
             "indexer.position_bias": "index_kpool_compress_ape",
         },

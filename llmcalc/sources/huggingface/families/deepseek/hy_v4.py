@@ -8,7 +8,7 @@ transformers: models/hy_v4.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -22,7 +22,6 @@ from ...parts import (
 )
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
-from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, check_first_indexer
 
 
@@ -66,7 +65,7 @@ FAMILIES = {
         _hy_v4,
         ignored_fields=ROUTING | {"num_nextn_predict_layers"},
         field_writers=UNPADDED,
-        modules={**HYPER_MODULES, **DSA_MODULES},
+        modules={**module_names("hyperclovax"), **DSA_MODULES},
         earlier_names={"gate_proj": "linear_gate"},
     )
 }

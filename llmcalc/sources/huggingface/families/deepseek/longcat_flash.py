@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
@@ -103,13 +103,6 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(HOLDS_IDENTITIES,),
-        modules={
-            "dense": "mlps",
-            "dense_pre_norm": "post_attention_layernorm",
-            "experts.gate_proj": "gate_up_proj",
-            "experts.up_proj": "gate_up_proj",
-            "experts.zero_experts": "gate_up_proj",
-            "router": "router.classifier",
-        },
+        modules=module_names("longcat_flash"),
     )
 }

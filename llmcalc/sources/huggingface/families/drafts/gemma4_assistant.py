@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import dropout_of
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import Table
 from ...registry import family_of, typed_config
 
@@ -87,24 +87,21 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 IGNORED = frozenset({"block_size"})
-MODULES: Modules = {
-    "target_states": "",
-    "target_states.fc": "pre_projection",
-    "proposal.state_proj": "post_projection",
-    "lm_head.centroids": "masked_embedding.centroids",
-    "lm_head.token_ordering": "masked_embedding.token_ordering",
-}
 SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/models/"
 
 FAMILIES = {
     "gemma4_assistant": Family(
-        _assistant, DEFAULTS, IGNORED, modules=MODULES, source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py"
+        _assistant,
+        DEFAULTS,
+        IGNORED,
+        modules=module_names("gemma4_assistant"),
+        source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
     ),
     "gemma4_unified_assistant": Family(
         _unified_assistant,
         {**DEFAULTS, "backbone_hidden_size": 3840},
         IGNORED,
-        modules=MODULES,
+        modules=module_names("gemma4_assistant"),
         source=f"{SOURCE}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
     ),
 }

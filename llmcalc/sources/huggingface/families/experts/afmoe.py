@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...absent import require_present
 from ...config import Config
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -127,12 +127,7 @@ FAMILIES = {
             use_grouped_mm
             """
         ),
-        modules={
-            "mlp_pre_norm": "pre_mlp_layernorm",
-            "mlp_post_norm": "post_mlp_layernorm",
-            "mlp.score_correction": ".mlp.expert_bias",
-            "router": "router.gate",
-        },
+        modules=module_names("afmoe"),
     ),
     "laguna": Family(
         _laguna,

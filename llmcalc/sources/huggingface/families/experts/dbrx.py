@@ -6,7 +6,7 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
@@ -53,24 +53,7 @@ FAMILIES = {
             },
         },
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            "layers": "blocks",
-            "embed_tokens": "wte",
-            "norm": "norm_f",
-            "self_attn": "norm_attn_norm.attn",
-            "q_proj": "Wqkv",
-            "k_proj": "Wqkv",
-            "v_proj": "Wqkv",
-            "o_proj": "out_proj",
-            "self_attn_pre_norm": "norm_attn_norm.norm_1",
-            "mlp_pre_norm": "norm_attn_norm.norm_2",
-            "mlp": "ffn",
-            "router": "router.layer",
-            "experts": "experts.mlp",
-            "gate_proj": "w1",
-            "up_proj": "v1",
-            "down_proj": "w2",
-        },
+        modules=module_names("dbrx"),
         dropout_fields={},
     )
 }

@@ -11,7 +11,7 @@ from math import isqrt
 
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
@@ -80,15 +80,7 @@ FAMILIES = {
         _doge,
         ignored_fields=OF_FIRST_CODE,
         field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
-        modules={
-            "mlp.experts": "",
-            "experts.down_embed": "down_embed.weight",
-            "experts.up_embed": "up_embed.weight",
-            "shared_expert": "",
-            "self_attn_residual_scale": "input_residual",
-            "mlp_residual_scale": "post_attention_residual",
-            "router": "router_gate",
-        },
+        modules=module_names("doge"),
         dropout_fields=HIDDEN_DROPOUT,
     )
 }

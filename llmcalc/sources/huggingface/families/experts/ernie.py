@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -147,8 +147,12 @@ NO_COUNT = field_names(
     moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free moe_use_hard_gate moe_z_loss_lambda rope_3d
     rope_reduction tensor_parallel_output use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm
     weight_share_add_bias
+    num_acc_steps per_device_train_batch_size multi_token_pred_lambda use_recompute_mtp
     """
 )
+"""Fields that change no count. The last line has settings of a run, which ERNIEKit writes into the config that it saves
+(`num_acc_steps` is its `gradient_accumulation_steps`), and which its classes read for the loss alone.
+"""
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
@@ -156,12 +160,6 @@ ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 def _expert_interval(config_values: ConfigValues) -> int:
     moe_layers = config_values.expert_layers()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
-
-
-ERNIE_MOE_MODULES: Modules = {
-    "router": "gate - gate.moe_statics | gate",
-    "mlp.score_correction": ".mlp.gate.moe_statics",
-}
 
 
 FAMILIES = {
@@ -183,20 +181,13 @@ FAMILIES = {
             "moe_layer_end_index": lambda s: s.expert_layers()[-1],
             "moe_layer_interval": _expert_interval,
         },
-        modules=ERNIE_MOE_MODULES,
+        modules=module_names("ernie_moe"),
         dropout_fields={},
     ),
     "ernie4_5_vl_moe": Family(
         None,
         text_type="ernie4_5_vl_moe_text",
-        modules={
-            "towers.resampler_spatial": "resampler_model.spatial_linear",
-            "towers.resampler_temporal": "resampler_model.temporal_linear",
-            "towers.out_norm": "ln",
-            "towers.resampler_out": "resampler_model",
-            "towers.resampler_out.map_1": "mlp",
-            "towers.resampler_out.out_norm": "after_norm",
-        },
+        modules=module_names("ernie4_5_vl_moe"),
         tower_file="qwen",
     ),
     "ernie4_5_vl_moe_text": Family(
@@ -205,14 +196,7 @@ FAMILIES = {
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         has_text_class=False,
-        modules={
-            "mlp.router": "text_moe.gate - text_moe.gate.moe_statics",
-            "mlp.score_correction": "text_moe.gate.moe_statics",
-            "mlp.experts": "text_moe.experts",
-            "vision_experts": "vision_moe",
-            "vision_experts.router": "gate - gate.moe_statics",
-            "vision_experts.score_correction": "gate.moe_statics",
-        },
+        modules=module_names("ernie4_5_vl_moe_text"),
         dropout_fields={},
     ),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -64,22 +64,17 @@ def _privacy_filter(config: Config) -> Table:
     return table
 
 
-GPT_OSS_MODULES: Modules = {
-    "experts.gate_proj": "gate_up_proj + gate_up_proj_bias/2",
-    "experts.up_proj": "gate_up_proj + gate_up_proj_bias/2",
-    "experts.down_proj": "down_proj + down_proj_bias",
-}
-
-
 FAMILIES = {
     "gpt_oss": Family(
-        _gpt_oss, ignored_fields=frozenset({"initial_context_length", "experts_per_token"}), modules=GPT_OSS_MODULES
+        _gpt_oss,
+        ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
+        modules=module_names("gpt_oss"),
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,
         {"num_labels": 33},
         frozenset({"initial_context_length", "experts_per_token"}),
-        modules=GPT_OSS_MODULES,
+        modules=module_names("gpt_oss"),
         quirks=Quirks(reads_values=EVERY),
     ),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....errors import shown
 from ...config import Config, is_whole
-from ...family import Family, Modules, field_names
+from ...family import Family, Modules, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -169,17 +169,7 @@ FAMILIES = {
         None,
         text_type="hunyuan_vl_text",
         tying_source="either",
-        modules={
-            "towers.vision_merger": "vision_tower.patch_merger",
-            "towers.vision_merger.map_1": "proj_conv",
-            "towers.vision_merger.map_2": "proj_out",
-            "towers.vision_merger.norm": "before_rms",
-            "towers.vision_projector": "vision_tower.patch_merger",
-            "towers.vision_projector.map_1": "mlp",
-            "towers.vision_projector.input_marks": "image_newline",
-            "towers.vision_projector.output_marks": "image_begin + image_end + image_sep",
-            "towers.out_norm": "after_rms",
-        },
+        modules=module_names("hunyuan_vl"),
         tower_file="pixtral",
     ),
     "hunyuan_vl_text": Family(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....ops import Op, State
 from ...absent import require_present
 from ...config import Config
-from ...family import Deviation, Family
+from ...family import Deviation, Family, module_names
 from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
 from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
@@ -142,18 +142,6 @@ MIXER_WRITES: Writes = {
 }
 """Fields of attention, and of the pattern of layers."""
 
-MODULES = {
-    "embed_norm": "embed_tokens.embed_norm",
-    "embed_tokens": "embed_tokens - embed_tokens.embed_norm",
-    "self_attn.k_conv": "k_sconv",
-    "self_attn.v_conv": "v_sconv",
-    "k_conv.conv": "conv1d",
-    "v_conv.conv": "conv1d",
-    "self_attn.profiles": "rel_logits_proj.proj",
-    "mlp.router": "gate",
-}
-"""Modules of the embedding, of attention and of the router."""
-
 FAMILIES = {
     "inkling_text": Family(
         _inkling_text,
@@ -163,16 +151,7 @@ FAMILIES = {
             **MIXER_WRITES,
             "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
         },
-        modules={
-            **MODULES,
-            "self_attn_conv": ".attn_sconv",
-            "mlp_conv": ".mlp_sconv",
-            "self_attn_conv.conv": ".attn_sconv.conv1d",
-            "mlp_conv.conv": ".mlp_sconv.conv1d",
-            "mlp.output_scale": "global_scale",
-            "mlp.shared_router": "gate",
-            "mlp.shared_scale": "gate",
-        },
+        modules=module_names("inkling_text"),
         deviations=(FLOAT32_STATES,),
     ),
     "inkling_mm_model": Family(

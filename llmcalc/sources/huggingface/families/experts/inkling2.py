@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from .....algebra import ceil_div
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
 from ..deepseek.deepseek import SIGMOID
-from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES, profile_mixers
+from .inkling import FLOAT32_STATES, MIXER_WRITES, RANGES, profile_mixers
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -89,24 +89,7 @@ FAMILIES = {
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
         field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
-        modules={
-            **MODULES,
-            "k_conv": "k_sconv",
-            "v_conv": "v_sconv",
-            "q_scale": "q_l2_clip",
-            "share_scale": "rel_l2_clip",
-            "self_attn_residual": ".attention_input",
-            "mlp_residual": ".mlp_input",
-            "output_residual": "final_input",
-            "self_attn_pre_norm": ".input_layernorm | .q_input_layernorm",
-            "self_attn_key_norm": ".k_input_layernorm",
-            "self_attn_value_norm": ".v_input_layernorm",
-            "self_attn_conv": ".post_attention_convolution",
-            "mlp_conv": ".post_mlp_convolution",
-            "self_attn_conv.conv": ".post_attention_convolution.conv1d",
-            "mlp_conv.conv": ".post_mlp_convolution.conv1d",
-            "proj": "query",
-        },
+        modules=module_names("inkling2_text"),
         earlier_names=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),

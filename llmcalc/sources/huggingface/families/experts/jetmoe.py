@@ -6,7 +6,7 @@ transformers: models/jetmoe. The norms of the layers use the class's default eps
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
@@ -38,20 +38,6 @@ FAMILIES = {
         },
         has_older_aliases=True,
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            "mlp.experts": "",
-            "experts.gate_proj": "input_linear/2",
-            "experts.up_proj": "input_linear/2",
-            "experts.down_proj": "output_linear",
-            "mlp.output_bias": "bias",
-            "mlp.router": "router.layer",
-            "self_attn": "self_attention",
-            "q_proj": "experts.input_linear",
-            "o_proj": "experts.output_linear",
-            "o_bias": "experts.bias",
-            "self_attn.router": "experts.router.layer",
-            "k_proj": "kv_proj/2",
-            "v_proj": "kv_proj/2",
-        },
+        modules=module_names("jetmoe"),
     )
 }

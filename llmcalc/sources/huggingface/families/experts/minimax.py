@@ -8,7 +8,7 @@ transformers: models/minimax. The class normalises the input of each sublayer an
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, rope, stack_of_kinds
 
 
@@ -57,17 +57,7 @@ FAMILIES = {
         | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
         has_older_aliases=True,
-        modules={
-            "linear_attn": "self_attn",
-            "linear_attn.q_proj": "qkv_proj/3",
-            "linear_attn.k_proj": "qkv_proj/3",
-            "linear_attn.v_proj": "qkv_proj/3",
-            "linear_attn.o_proj": "out_proj",
-            "linear_attn.g_proj": "output_gate",
-            "linear_attn_post_norm": "post_attention_layernorm",
-            "self_attn_post_norm": "post_attention_layernorm",
-            "mlp_post_norm": "",
-        },
+        modules=module_names("minimax"),
         earlier_names={"mlp": "block_sparse_moe"},
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -168,11 +168,7 @@ FAMILIES = {
         None,
         text_type="minimax_m3_vl_text",
         tying_source="either",
-        modules={
-            "towers.multi_modal_merger": "multi_modal_projector",
-            "towers.multi_modal_merger.map_1": "merge_linear_1",
-            "towers.multi_modal_merger.map_2": "merge_linear_2",
-        },
+        modules=module_names("minimax_m3_vl"),
         tower_file="qwen",
     ),
 }

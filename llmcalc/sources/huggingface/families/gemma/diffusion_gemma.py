@@ -7,10 +7,10 @@ each other and start from what the previous step predicted. transformers: models
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma4 import TOWER_MODULES, gemma4_attention, head_sizes
+from .gemma4 import gemma4_attention, head_sizes
 
 STEPS = (
     "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
@@ -61,20 +61,9 @@ FAMILIES = {
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
         field_writers=LOCAL_THETA_WRITES,
         has_text_class=False,
-        modules={
-            "mlp": "router + experts",
-            "mlp.router": ".router.proj",
-            "mlp.router_norm": ".router.scale",
-            "mlp.expert_scale": ".router.per_expert_scale",
-            "mlp.experts": ".experts",
-            "dense": "mlp",
-            "mlp_pre_norm": "pre_feedforward_layernorm_2",
-            "mlp_post_norm": "post_feedforward_layernorm_2",
-            "dense_pre_norm": "pre_feedforward_layernorm",
-            "dense_post_norm": "post_feedforward_layernorm_1",
-            "sum_post_norm": "post_feedforward_layernorm",
-            "self_conditioning.mlp": "",
-        },
+        modules=module_names("diffusion_gemma_text"),
     ),
-    "diffusion_gemma": Family(None, text_type="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
+    "diffusion_gemma": Family(
+        None, text_type="diffusion_gemma_text", modules=module_names("gemma4_tower"), tower_file="gemma"
+    ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...absent import require_present
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -27,8 +27,7 @@ from ...parts import (
     stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma3n import PER_LAYER_MODULES
-from .gemma4 import TOWER_MODULES, full_attention, head_sizes, sliding_attention
+from .gemma4 import full_attention, head_sizes, sliding_attention
 
 
 def _embedding_gemma2(config: Config) -> Table:
@@ -93,22 +92,13 @@ FAMILIES = {
             "embedding_dim": lambda s: s.spec.head.size,
             "sliding_window": lambda s: (require_present(s.window) - 1) // 2,
         },
-        modules={
-            **PER_LAYER_MODULES,
-            "per_layer_input": "ple_block",
-            "per_layer_input.gate": "per_layer_input_gate",
-            "per_layer_input.projection": "per_layer_projection",
-            "per_layer_input.norm": "post_per_layer_input_norm",
-            "per_layer_embedding": "ple",
-            "per_layer_embedding.projection": "per_layer_model_projection",
-            "per_layer_embedding.norm": "per_layer_projection_norm",
-        },
+        modules=module_names("embedding_gemma2_text"),
     ),
     "embedding_gemma2": Family(
         None,
         {"tie_word_embeddings": False},
         text_type="embedding_gemma2_text",
-        modules=TOWER_MODULES,
+        modules=module_names("gemma4_tower"),
         tower_file="gemma",
     ),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -113,16 +113,6 @@ def _widths_of_layers(config_values: ConfigValues) -> Any:
     return widths if len({*widths}) > 1 else widths[0]
 
 
-PER_LAYER_MODULES: Modules = {
-    "per_layer_input": "per_layer_input_gate + per_layer_projection + post_per_layer_input_norm",
-    "per_layer_input.gate": ".per_layer_input_gate",
-    "per_layer_input.projection": ".per_layer_projection",
-    "per_layer_input.norm": ".post_per_layer_input_norm",
-    "per_layer_embedding.embed": ".embed_tokens_per_layer",
-    "per_layer_embedding.projection": ".per_layer_model_projection",
-    "per_layer_embedding.norm": ".per_layer_projection_norm",
-}
-
 FAMILIES = {
     "gemma3n_text": Family(
         _gemma3n,
@@ -132,19 +122,7 @@ FAMILIES = {
             "num_kv_shared_layers": shared_layer_count,
             "intermediate_size": _widths_of_layers,
         },
-        modules={
-            **PER_LAYER_MODULES,
-            "laurel.left": "linear_left",
-            "laurel.right": "linear_right",
-            "laurel.norm": "post_laurel_norm",
-            "predict.coefficients": ".altup.prediction_coefs",
-            "predict.router": ".altup.modality_router",
-            "predict.router_norm": ".altup.router_norm",
-            "correct.coefficients": ".altup.correction_coefs",
-            "correct.scale": ".altup.correct_output_scale",
-            "streams_in.projections": ".altup_projections",
-            "streams_out.projections": ".altup_unembed_projections",
-        },
+        modules=module_names("gemma3n_text"),
     ),
     "gemma3n": Family(None, text_type="gemma3n_text", tower_file="gemma"),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config, is_whole
-from ...family import Family, Modules, Quirks, field_names
+from ...family import Family, Quirks, field_names, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -35,7 +35,7 @@ from ...parts import (
 )
 from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma3n import PER_LAYER_MODULES, shared_layer_count
+from .gemma3n import shared_layer_count
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -201,34 +201,6 @@ def _has_wider_ffn(config_values: ConfigValues) -> bool:
     return len({network.intermediate_size for network in networks}) > 1
 
 
-TOWER_MODULES: Modules = {
-    "towers.mlp_1": "feed_forward1 - feed_forward1.pre_layer_norm - feed_forward1.post_layer_norm",
-    "towers.mlp_1.up_proj": "ffw_layer_1",
-    "towers.mlp_1.down_proj": "ffw_layer_2",
-    "towers.mlp_1_pre_norm": "feed_forward1.pre_layer_norm",
-    "towers.mlp_1_post_norm": "feed_forward1.post_layer_norm",
-    "towers.mlp_2": "feed_forward2 - feed_forward2.pre_layer_norm - feed_forward2.post_layer_norm",
-    "towers.mlp_2.up_proj": "ffw_layer_1",
-    "towers.mlp_2.down_proj": "ffw_layer_2",
-    "towers.mlp_2_pre_norm": "feed_forward2.pre_layer_norm",
-    "towers.mlp_2_post_norm": "feed_forward2.post_layer_norm",
-    "towers.convolution": "lconv1d - lconv1d.pre_layer_norm",
-    "towers.convolution_pre_norm": "lconv1d.pre_layer_norm",
-    "towers.convolution.conv": "depthwise_conv1d",
-    "towers.convolution.in_proj": "linear_start",
-    "towers.convolution.out_proj": "linear_end",
-    "towers.convolution.norm": "conv_norm",
-    "towers.audio_tower.norm": "norm_out",
-    "towers.q_scale": "per_dim_scale",
-    "towers.r_proj": "relative_k_proj",
-    "towers.subsampling": "subsample_conv_projection",
-    "towers.subsampling.conv_1": "layer0.conv",
-    "towers.subsampling.conv_2": "layer1.conv",
-    "towers.subsampling.norm_1": "layer0.norm",
-    "towers.subsampling.norm_2": "layer1.norm",
-    "towers.subsampling.proj": "input_proj_linear",
-}
-
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
@@ -247,26 +219,13 @@ FAMILIES = {
             "enable_moe_block": lambda s: bool(s.expert_layers()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
-        modules={
-            **PER_LAYER_MODULES,
-            "mlp": "router + experts | mlp",
-            "mlp.router": ".router.proj",
-            "mlp.router_norm": ".router.scale",
-            "mlp.expert_scale": ".router.per_expert_scale",
-            "mlp.experts": ".experts",
-            "dense": "mlp",
-            "mlp_pre_norm": "pre_feedforward_layernorm_2 | pre_feedforward_layernorm",
-            "mlp_post_norm": "post_feedforward_layernorm_2 | post_feedforward_layernorm",
-            "dense_pre_norm": "pre_feedforward_layernorm",
-            "dense_post_norm": "post_feedforward_layernorm_1",
-            "sum_post_norm": "post_feedforward_layernorm",
-        },
+        modules=module_names("gemma4_text"),
     ),
     "gemma4": Family(
         None,
         text_type="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules=TOWER_MODULES,
+        modules=module_names("gemma4_tower"),
         tower_file="gemma",
         write_tower_sections=gemma4_sections,
     ),
@@ -279,13 +238,7 @@ FAMILIES = {
         None,
         text_type="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules={
-            "towers.vision_embedder": "embed_vision",
-            "towers.vision_embedder.norm": "pos_norm",
-            "towers.vision_embedder.pixel_norm": "patch_ln1",
-            "towers.vision_embedder.patch_norm": "patch_ln2",
-            "towers.embed_vision": "embed_vision.multimodal_embedder",
-        },
+        modules=module_names("gemma4_unified"),
         tower_file="gemma",
     ),
 }

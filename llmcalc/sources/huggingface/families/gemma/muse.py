@@ -12,7 +12,7 @@ from .....components.base import LARGEST
 from .....components.networks.moe import MoE
 from ...absent import require_present
 from ...config import Config, is_number
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -148,18 +148,6 @@ FAMILIES = {
             ],
             "moe_hidden_size": lambda s: require_present(s.moe.latent).moe_latent_size,
         },
-        modules={
-            "self_attn_pre_norm": "input_layernorm",
-            "self_attn_post_norm": "post_attention_layernorm",
-            "mlp_pre_norm": "pre_feedforward_layernorm",
-            "mlp_post_norm": "post_feedforward_layernorm",
-            "self_attn_residual_gate": "post_attention_residual_gate",
-            "mlp_residual_gate": "post_feedforward_residual_gate",
-            "latent_in": "pre_expert_proj",
-            "latent_out": "post_expert_proj",
-            "latent_norm": "pre_expert_norm",
-            "experts": "experts - experts.post_expert_norm",
-            "expert_norm": "experts.post_expert_norm",
-        },
+        modules=module_names("muse_spark_text"),
     ),
 }

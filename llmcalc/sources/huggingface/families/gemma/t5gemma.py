@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names
+from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -232,15 +232,6 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     }
 
 
-T5GEMMA_MODULES: Modules = {
-    "self_attn_pre_norm": "pre_self_attn_layernorm",
-    "self_attn_post_norm": "post_self_attn_layernorm",
-    "cross_attn_pre_norm": "pre_cross_attn_layernorm",
-    "cross_attn_post_norm": "post_cross_attn_layernorm",
-    "embed_tokens": "decoder.embed_tokens - decoder.embed_tokens.eoi_embedding | decoder.embed_tokens",
-    "encoder.embed_tokens": "embed_tokens - embed_tokens.eoi_embedding | embed_tokens",
-}
-
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
@@ -251,17 +242,14 @@ FAMILIES = {
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
-        modules=T5GEMMA_MODULES,
+        modules=module_names("t5gemma"),
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
-        modules={
-            **T5GEMMA_MODULES,
-            "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
-        },
+        modules=module_names("t5gemma2"),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules, field_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -129,21 +129,6 @@ KEEPS_EVERY_HEAD = Deviation(
 )
 
 
-BLOOM_MODULES: Modules = {
-    "layers": "h",
-    "embed_tokens": "word_embeddings",
-    "embed_norm": "word_embeddings_layernorm",
-    "norm": "ln_f",
-    "self_attn": "self_attention",
-    "q_proj": "query_key_value/3",
-    "k_proj": "query_key_value/3",
-    "v_proj": "query_key_value/3",
-    "o_proj": "dense",
-    "up_proj": "dense_h_to_4h",
-    "down_proj": "dense_4h_to_h",
-    "mlp_pre_norm": "post_attention_layernorm",
-}
-
 FAMILIES = {
     "bloom": Family(
         _bloom,
@@ -152,7 +137,7 @@ FAMILIES = {
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         has_older_aliases=True,
-        modules=BLOOM_MODULES,
+        modules=module_names("bloom"),
         dropout_fields=HIDDEN_DROPOUT,
     ),
     "falcon": Family(
@@ -168,15 +153,7 @@ FAMILIES = {
         },
         has_older_aliases=True,
         deviations=(KEEPS_EVERY_HEAD,),
-        modules={
-            **BLOOM_MODULES,
-            "q_proj": "query_key_value",
-            "k_proj": "query_key_value",
-            "v_proj": "query_key_value",
-            "self_attn_pre_norm": "ln_attn | input_layernorm",
-            "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
-            "pre_norm": "input_layernorm | ln_attn",
-        },
+        modules=module_names("falcon"),
         dropout_fields={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
@@ -189,21 +166,7 @@ FAMILIES = {
             "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len",
         },
-        modules={
-            "layers": "blocks",
-            "embed_tokens": "wte",
-            "norm": "norm_f",
-            "self_attn_pre_norm": "norm_1",
-            "mlp_pre_norm": "norm_2",
-            "self_attn": "attn",
-            "q_proj": "Wqkv",
-            "k_proj": "Wqkv",
-            "v_proj": "Wqkv",
-            "o_proj": "out_proj",
-            "mlp": "ffn",
-            "up_proj": "up_proj",
-            "down_proj": "down_proj",
-        },
+        modules=module_names("mpt"),
         dropout_fields={},
     ),
 }

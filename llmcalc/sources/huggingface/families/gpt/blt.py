@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
@@ -143,29 +143,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 """The defaults of the classes of the sections."""
 
-MODULES: Modules = {
-    "embed_tokens": "local_encoder.embed_tokens",
-    "local_encoder": "local_encoder - local_encoder.embed_tokens",
-    "local_decoder.layers": "layers + cross_attn_layers",
-    "layers.writes": "",
-    "layers.block": "",
-    "layers": "global_transformer.layers",
-    "in_proj": "global_transformer.token_embedding_projection",
-    "hash_embedding": "encoder_hash_tok_embedding",
-    "patch_proj": "patch_embedding_projection",
-    "reads": "cross_attn_layers.0",
-    "local_decoder.writes": "cross_attn_layers.0",
-    "query_norm": "q_norm",
-    "kv_norm": "k_norm",
-    "attention": "",
-}
-
 FAMILIES = {
     "blt": Family(
         _blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
-        modules=MODULES,
+        modules=module_names("blt"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
     )
 }

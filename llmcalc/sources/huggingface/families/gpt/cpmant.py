@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...absent import require_present
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, decoder, layer_table, rmsnorm
 from ...writes import Writes
 
@@ -62,26 +62,7 @@ FAMILIES = {
     "cpmant": Family(
         _cpmant,
         field_writers=WRITES,
-        modules={
-            "layers": "encoder.layers",
-            "embed_tokens": "input_embedding",
-            "embed_prompts": "input_embedding",
-            "embed_types": "segment_embedding",
-            "relative_bias": "position_bias",
-            "relative_bias.other_0": "",
-            "self_attn": "self_att.self_attention",
-            "self_attn_pre_norm": "self_att.layernorm_before_attention",
-            "q_proj": "project_q",
-            "k_proj": "project_k",
-            "v_proj": "project_v",
-            "o_proj": "attention_out",
-            "mlp": "ffn.ffn",
-            "mlp_pre_norm": "ffn.layernorm_before_ffn",
-            "gate_proj": "w_in.w_0",
-            "up_proj": "w_in.w_1",
-            "down_proj": "w_out",
-            "norm": "encoder.output_layernorm",
-        },
+        modules=module_names("cpmant"),
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
     )
 }

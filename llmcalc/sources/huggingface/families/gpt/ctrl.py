@@ -6,7 +6,7 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
@@ -31,21 +31,7 @@ FAMILIES = {
         ),
         aliases=ALIASES,
         field_writers={"dff": lambda s: s.network.intermediate_size},
-        modules={
-            "layers": "h",
-            "embed_tokens": "w",
-            "norm": "layernorm",
-            "self_attn_pre_norm": "layernorm1",
-            "mlp_pre_norm": "layernorm2",
-            "self_attn": "multi_head_attention",
-            "q_proj": "Wq",
-            "k_proj": "Wk",
-            "v_proj": "Wv",
-            "o_proj": "dense",
-            "mlp": "ffn",
-            "up_proj": "0",
-            "down_proj": "2",
-        },
+        modules=module_names("ctrl"),
         dropout_fields={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
     )
 }

@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import require_present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules, field_names
+from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -209,67 +209,27 @@ KEEPS_EVERY_TOKEN = Deviation(
 )
 
 
-GPT2_MODULES: Modules = {
-    "pooler": "",
-    "pooler.out_proj": "multiple_choice_head.summary",
-    "layers": "h",
-    "embed_tokens": "wte",
-    "embed_positions": "wpe",
-    "norm": "ln_f",
-    "self_attn_pre_norm": "ln_1",
-    "mlp_pre_norm": "ln_2",
-    "cross_attn": "crossattention",
-    "cross_attn_pre_norm": "ln_cross_attn",
-    "cross_attn.q_proj": "q_attn",
-    "cross_attn.k_proj": "c_attn/2",
-    "cross_attn.v_proj": "c_attn/2",
-    "self_attn": "attn",
-    "q_proj": "c_attn/3",
-    "k_proj": "c_attn/3",
-    "v_proj": "c_attn/3",
-    "o_proj": "c_proj",
-    "up_proj": "c_fc",
-    "down_proj": "c_proj",
-}
-
-NEOX_MODULES: Modules = {
-    "embed_tokens": "embed_in",
-    "norm": "final_layer_norm",
-    "self_attn": "attention",
-    "q_proj": "query_key_value/3",
-    "k_proj": "query_key_value/3",
-    "v_proj": "query_key_value/3",
-    "o_proj": "dense",
-    "up_proj": "dense_h_to_4h",
-    "down_proj": "dense_4h_to_h",
-    "lm_head": "lm_head | embed_out",
-}
-
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         field_writers={"afn": _activation_name},
-        modules={
-            **GPT2_MODULES,
-            "embed_tokens": "tokens_embed",
-            "embed_positions": "positions_embed",
-            "self_attn_post_norm": "ln_1",
-            "mlp_post_norm": "ln_2",
-        },
+        modules=module_names("openai-gpt"),
         dropout_fields=GPT2_DROPOUT,
     ),
-    "gpt2": Family(_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT),
+    "gpt2": Family(
+        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+    ),
     "gpt-sw3": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout_fields=GPT2_DROPOUT
+        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
-        modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
+        modules={**module_names("gpt2"), "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
@@ -278,14 +238,7 @@ FAMILIES = {
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
-        modules={
-            **GPT2_MODULES,
-            "self_attn": "attn.attention",
-            "q_proj": "q_proj",
-            "k_proj": "k_proj",
-            "v_proj": "v_proj",
-            "o_proj": "out_proj",
-        },
+        modules=module_names("gpt_neo"),
         dropout_fields={
             "embedding": "embed_dropout",
             "attention": "attention_dropout",
@@ -297,46 +250,27 @@ FAMILIES = {
         _gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
-        modules={
-            **GPT2_MODULES,
-            "self_attn": "attn",
-            "q_proj": "q_proj",
-            "k_proj": "k_proj",
-            "v_proj": "v_proj",
-            "o_proj": "out_proj",
-            "pre_norm": "ln_1",
-            "up_proj": "fc_in",
-            "down_proj": "fc_out",
-        },
+        modules=module_names("gptj"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "codegen": Family(
         _gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
-        modules={
-            **GPT2_MODULES,
-            "q_proj": "qkv_proj/3",
-            "k_proj": "qkv_proj/3",
-            "v_proj": "qkv_proj/3",
-            "o_proj": "out_proj",
-            "pre_norm": "ln_1",
-            "up_proj": "fc_in",
-            "down_proj": "fc_out",
-        },
+        modules=module_names("codegen"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
         _gpt_neox,
         ignored_fields=NO_COUNT,
         field_writers={"rotary_pct": "partial_rotary_factor"},
-        modules=NEOX_MODULES,
+        modules=module_names("gpt_neox"),
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
         ignored_fields=NO_COUNT,
-        modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
+        modules={**module_names("gpt_neox"), "o_proj": "dense + dense_bias | dense"},
         dropout_fields=HIDDEN_DROPOUT,
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
@@ -37,19 +37,6 @@ def _kosmos2_5(config: Config) -> Table:
 
 NO_COUNT = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
-MODULES: Modules = {
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "self_attn.sub_norm": "inner_attn_ln",
-    "mlp": "ffn",
-    "mlp.sub_norm": "ffn_layernorm",
-    "o_proj": "out_proj",
-    "up_proj": "fc1",
-    "down_proj": "fc2",
-    "norm": "layer_norm",
-    "embed_types": "segment_emb",
-}
-
 FAMILIES = {
     "kosmos-2": Family(
         None,
@@ -58,7 +45,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
     "kosmos_2_text_model": Family(
-        _kosmos2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
+        _kosmos2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("kosmos"), dropout_fields=BART_DROPOUT
     ),
     "kosmos-2.5": Family(
         None,
@@ -67,6 +54,10 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
     "kosmos_2_5_text_model": Family(
-        _kosmos2_5, ignored_fields=NO_COUNT, aliases=ALIASES, modules=MODULES, dropout_fields=BART_DROPOUT
+        _kosmos2_5,
+        ignored_fields=NO_COUNT,
+        aliases=ALIASES,
+        modules=module_names("kosmos"),
+        dropout_fields=BART_DROPOUT,
     ),
 }

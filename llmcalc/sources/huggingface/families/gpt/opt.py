@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
@@ -57,19 +57,6 @@ def _has_pre_norm(config_values: ConfigValues) -> bool:
     return config_values.layers[0].norm_placement == "pre"
 
 
-OPT_MODULES: Modules = {
-    "embed_positions": "embed_positions",
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "self_attn_post_norm": "self_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "mlp_post_norm": "final_layer_norm",
-    "o_proj": "out_proj",
-    "mlp": "fc1 + fc2",
-    "up_proj": ".fc1",
-    "down_proj": ".fc2",
-    "norm": "final_layer_norm",
-}
-
 FAMILIES = {
     "opt": Family(
         _opt,
@@ -80,20 +67,20 @@ FAMILIES = {
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },
-        modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
+        modules={**module_names("opt"), "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
         dropout_fields={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
     "xglm": Family(
         _xglm,
         ignored_fields=NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
-        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
         _biogpt,
         ignored_fields=NO_COUNT,
-        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},
     ),
 }

@@ -6,7 +6,7 @@ transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
@@ -60,21 +60,13 @@ def _jais2(config: Config) -> Table:
     return decoder(config, layer_table(mixer, network, norm), norm)
 
 
-PHI3_MODULES: Modules = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "mlp.gate_proj": "gate_up_proj/2",
-    "mlp.up_proj": "gate_up_proj/2",
-}
-
 FAMILIES = {
     "phi3": Family(
         _phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         field_writers={**UNPADDED, **PARTIAL_ROTARY},
-        modules=PHI3_MODULES,
+        modules=module_names("phi3"),
         dropout_fields={
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",
@@ -85,15 +77,7 @@ FAMILIES = {
         _phi,
         {"head_dim": None},
         field_writers=PARTIAL_ROTARY,
-        modules={
-            "q_norm": "q_layernorm",
-            "k_norm": "k_layernorm",
-            "norm": "final_layernorm",
-            "o_proj": "dense",
-            "up_proj": "fc1",
-            "down_proj": "fc2",
-            "pre_norm": "input_layernorm",
-        },
+        modules=module_names("phi"),
         dropout_fields={
             "embedding": "embd_pdrop",
             "attention": "attention_dropout",
@@ -105,17 +89,7 @@ FAMILIES = {
         _persimmon,
         ignored_fields=frozenset({"num_key_value_heads"}),
         field_writers=PARTIAL_ROTARY,
-        modules={
-            "norm": "final_layernorm",
-            "q_proj": "query_key_value/3",
-            "k_proj": "query_key_value/3",
-            "v_proj": "query_key_value/3",
-            "o_proj": "dense",
-            "up_proj": "dense_h_to_4h",
-            "down_proj": "dense_4h_to_h",
-            "q_norm": "q_layernorm",
-            "k_norm": "k_layernorm",
-        },
+        modules=module_names("persimmon"),
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(

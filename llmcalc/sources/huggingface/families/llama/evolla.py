@@ -7,7 +7,7 @@ transformers: models/evolla.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     IDLE_CROSS_ATTENTION,
     QKVO,
@@ -63,19 +63,6 @@ FAMILIES = {
         tower_class_prefixes="Evolla",
         uncounted_encoders={"protein_encoder_config": "SaProt"},
         uncounted_modules="protein_encoder + model.protein_encoder",
-        modules={
-            "adapter.cross_attn": "",
-            "adapter.cross_attn.q_proj": ".adapter.query",
-            "adapter.cross_attn.k_proj": ".adapter.key_protein",
-            "adapter.cross_attn.v_proj": ".adapter.value_protein",
-            "adapter.cross_attn.o_proj": ".adapter.out_proj",
-            "adapter.cross_attn_pre_norm": "attention_norm",
-            "adapter.cross_attn_gate": "gate_attention",
-            "adapter.mlp": "",
-            "adapter.mlp.up_proj": ".adapter.ff.fc1",
-            "adapter.mlp.down_proj": ".adapter.ff.fc2",
-            "adapter.mlp_pre_norm": "ff.norm",
-            "adapter.mlp_gate": "gate_ffw",
-        },
+        modules=module_names("evolla"),
     )
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks, module_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -120,14 +120,6 @@ def _rope_bases(config_values: ConfigValues) -> Any:
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}
 
 
-GRANITE_MODULES: Modules = {
-    "mlp": "block_sparse_moe + shared_mlp | block_sparse_moe | shared_mlp | mlp",
-    "shared_expert": ".shared_mlp",
-    "shared_expert.gate_proj": "input_linear/2",
-    "shared_expert.up_proj": "input_linear/2",
-    "shared_expert.down_proj": "output_linear",
-}
-
 GRANITE_EARLIER: Modules = {
     "block_sparse_moe.router": "block_sparse_moe.router.layer",
     "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear",
@@ -146,9 +138,9 @@ FAMILIES = {
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
     "granite_docling_text": Family(_granite),
-    "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier_names=GRANITE_EARLIER),
-    "granitemoeshared": Family(_granitemoeshared, modules=GRANITE_MODULES, earlier_names=GRANITE_EARLIER),
+    "granitemoe": Family(_granitemoe, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
+    "granitemoeshared": Family(_granitemoeshared, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
     "hyperclovax": Family(_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}),
     "granite_swa": Family(_granite_swa, field_writers=BASES_WRITES),
-    "granitemoe_swa": Family(_granitemoe_swa, field_writers=BASES_WRITES, modules=GRANITE_MODULES),
+    "granitemoe_swa": Family(_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granite")),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 from ...writes import Writes
 
@@ -73,15 +73,7 @@ FAMILIES = {
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY, further_inputs=_empty_image_arguments),
-        modules={
-            "layers.image": "gated_cross_attn_layers",
-            "cross_attn_pre_norm": "input_layernorm",
-            "cross_attn_gate": "alpha_cross_attn",
-            "cross_attn.q_norm": "q_layer_norm",
-            "cross_attn.k_norm": "k_layer_norm",
-            "mlp_gate": "alpha_dense",
-            "mlp_pre_norm": "post_attention_layernorm",
-        },
+        modules=module_names("idefics"),
         dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     )
 }

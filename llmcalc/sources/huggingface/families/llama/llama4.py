@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Deviation, Family, every_expert
+from ...family import Deviation, Family, every_expert, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -128,12 +128,7 @@ FAMILIES = {
         None,
         text_type="llama4_text",
         tying_source="text",
-        modules={
-            "towers.vision_adapter": "vision_model.vision_adapter.mlp",
-            "towers.vision_adapter.map_1": "fc1",
-            "towers.vision_adapter.map_2": "fc2",
-            "towers.layers": "model.layers",
-        },
+        modules=module_names("llama4"),
         tower_file="pixtral",
     ),
 }

@@ -8,7 +8,7 @@ transformers: models/mllama.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 
 IMAGE_TOKENS = 8
@@ -40,12 +40,7 @@ FAMILIES = {
     ),
     "mllama_text_model": Family(
         _mllama_text_model,
-        modules={
-            "cross_attn_pre_norm": "input_layernorm",
-            "cross_attn_gate": "cross_attn_attn_gate",
-            "mlp_gate": "cross_attn_mlp_gate",
-            "mlp_pre_norm": "post_attention_layernorm",
-        },
+        modules=module_names("mllama_text_model"),
         dropout_fields={"attention": "dropout"},
     ),
 }

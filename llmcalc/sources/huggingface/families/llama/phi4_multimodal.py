@@ -8,9 +8,8 @@ transformers: models/phi4_multimodal.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import Table, attention, fused_glu
-from ..gpt.phi import PHI3_MODULES
 from .llama import llama_like
 
 
@@ -30,41 +29,7 @@ FAMILIES = {
         ),
         tower_class_prefixes="Phi4Multimodal",
         has_text_class=False,
-        modules={
-            **PHI3_MODULES,
-            "towers.image_processor": "embed_tokens_extend.image_embed.img_processor",
-            "towers.image_projector": "embed_tokens_extend.image_embed",
-            "towers.image_projector.map_1": "img_projection_up",
-            "towers.image_projector.map_2": "img_projection_down",
-            "towers.image_projector.input_marks": "global_img_feature_extensor + sub_img_feature_extensor",
-            "towers.audio_projector": "embed_tokens_extend.audio_embed",
-            "towers.audio_projector.map_1": "up_proj_for_speech",
-            "towers.audio_projector.map_2": "down_proj_for_speech",
-            "towers.audio_vision_projector": "embed_tokens_extend.audio_embed",
-            "towers.audio_vision_projector.map_1": "up_proj_for_vision_speech",
-            "towers.audio_vision_projector.map_2": "down_proj_for_vision_speech",
-            "towers.audio_encoder": "embed_tokens_extend.audio_embed.encoder",
-            "towers.audio_encoder.norm": "layer_norm",
-            "towers.subsampling": "embed",
-            "towers.subsampling.conv_1": "conv.0",
-            "towers.depthwise_2": "conv.2",
-            "towers.pointwise_2": "conv.3",
-            "towers.depthwise_3": "conv.5",
-            "towers.pointwise_3": "conv.6",
-            "towers.subsampling.proj": "out",
-            "towers.relative_bias": "relative_attention_bias_layer",
-            "towers.mlp_1": "feed_forward_in - feed_forward_in.layer_norm",
-            "towers.mlp_1_pre_norm": "feed_forward_in.layer_norm",
-            "towers.mlp_2": "feed_forward_out - feed_forward_out.layer_norm",
-            "towers.mlp_2_pre_norm": "feed_forward_out.layer_norm",
-            "towers.convolution": "conv - conv.layer_norm",
-            "towers.convolution_pre_norm": "conv.layer_norm",
-            "towers.convolution.conv": "dw_sep_conv_1d.dw_conv",
-            "towers.convolution.pointwise": "dw_sep_conv_1d.pw_conv",
-            "towers.convolution.in_proj": "glu.ext_pw_conv_1d",
-            "towers.convolution.gate_bias": "glu.b1 + glu.b2",
-            "towers.convolution.out_proj": "ext_pw_conv_1d",
-        },
+        modules=module_names("phi4_multimodal"),
         tower_file="audio",
     )
 }

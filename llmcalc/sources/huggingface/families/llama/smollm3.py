@@ -8,7 +8,7 @@ transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, mod
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -114,12 +114,7 @@ FAMILIES = {
     "apertus": Family(
         _apertus,
         ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
-        modules={
-            "self_attn_pre_norm": "attention_layernorm",
-            "mlp_pre_norm": "feedforward_layernorm",
-            "mlp.xielu": "act_fn",
-            "xielu.alpha": "alpha_p + alpha_n",
-        },
+        modules=module_names("apertus"),
     ),
     "helium": Family(_helium),
 }

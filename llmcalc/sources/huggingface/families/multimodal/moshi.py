@@ -8,7 +8,7 @@ transformers: models/moshi, models/kyutai_speech_to_text.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
 
 
@@ -46,16 +46,6 @@ def _sliding_decoder(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
-MODULES: Modules = {
-    "q_proj": "q_proj.linear",
-    "k_proj": "k_proj.linear",
-    "v_proj": "v_proj.linear",
-    "o_proj": "o_proj.linear",
-    "gate_proj": "fc1/2",
-    "up_proj": "fc1/2",
-    "down_proj": "fc2",
-}
-
 FAMILIES = {
     "moshi": Family(
         _moshi,
@@ -63,7 +53,7 @@ FAMILIES = {
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
         quirks=Quirks(makes_mask=EVERY),
-        modules=MODULES,
+        modules=module_names("moshi"),
     ),
     "kyutai_speech_to_text": Family(
         _kyutai_speech_to_text,
@@ -74,6 +64,6 @@ FAMILIES = {
         quirks=Quirks(
             makes_mask=EVERY, decoder_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks)
         ),
-        modules={**MODULES, "embed_tokens": "embed_tokens.embed_tokens"},
+        modules={**module_names("moshi"), "embed_tokens": "embed_tokens.embed_tokens"},
     ),
 }

@@ -82,7 +82,7 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         },
-        ignored_fields=frozenset({"text_config.rope_dim"}),  # of its own code, which rotates whole heads
+        ignored_fields=frozenset({"rope_dim", "text_config.rope_dim"}),  # of its own code, which rotates whole heads
         uncounted_encoders={"audio_config": "glmasr_encoder"},
     ),
     "fun_asr_nano": Family(

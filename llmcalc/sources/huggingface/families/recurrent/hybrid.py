@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, Modules, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -24,7 +24,7 @@ from ...parts import (
     stack_of_kinds,
 )
 from ...writes import PARTIAL_ROTARY
-from ..llama.granite import GRANITE_EARLIER, GRANITE_MODULES
+from ..llama.granite import GRANITE_EARLIER
 from .mamba import (
     IGNORED,
     MAMBA_2_WRITES,
@@ -253,12 +253,7 @@ FAMILIES = {
             ),
         },
         has_older_aliases=True,
-        modules={
-            **GRANITE_MODULES,
-            "mlp.gate_proj": ".shared_mlp.input_linear/2",
-            "mlp.up_proj": ".shared_mlp.input_linear/2",
-            "mlp.down_proj": ".shared_mlp.output_linear",
-        },
+        modules=module_names("granitemoehybrid"),
         earlier_names=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, field_names, module_names
 from ...parts import (
     QKVO,
     Table,
@@ -136,36 +136,19 @@ def _has_attention_gate(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
-LFM_MODULES: Modules = {
-    "mlp": "feed_forward",
-    "mlp.gate_proj": "w1",
-    "mlp.up_proj": "w3",
-    "mlp.down_proj": "w2",
-    "conv_pre_norm": "operator_norm",
-    "self_attn_pre_norm": "operator_norm",
-    "conv_post_norm": "post_operator_norm",
-    "self_attn_post_norm": "post_operator_norm",
-    "mlp_pre_norm": "ffn_norm",
-    "mlp_post_norm": "post_ffn_norm",
-    "q_norm": "q_layernorm",
-    "k_norm": "k_layernorm",
-    "self_attn.o_proj": "out_proj",
-    "norm": "embedding_norm",
-}
-
 FAMILIES = {
     "lfm2": Family(
         _lfm2,
         ignored_fields=UNUSED,
         field_writers={"block_auto_adjust_ff_dim": lambda s: False},
-        modules=LFM_MODULES,
+        modules=module_names("lfm2"),
         dropout_fields={},
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
         ignored_fields=UNUSED,
         field_writers={"use_expert_bias": lambda s: s.find_part(LinearRouter).score_correction == "buffer"},
-        modules=LFM_MODULES,
+        modules=module_names("lfm2"),
         dropout_fields={},
     ),
     "lfm2_vl": Family(None, text_type="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
@@ -177,7 +160,7 @@ FAMILIES = {
             "use_attention_gate": _has_attention_gate,
             **UNPADDED,
         },
-        modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
+        modules={**module_names("lfm2"), "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
         earlier_names={"self_attn.g_proj": "self_attn.gate_proj"},
     ),
     "lfm3_vl": Family(None, text_type="lfm3", tower_file="pixtral"),

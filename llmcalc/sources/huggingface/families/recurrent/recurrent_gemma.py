@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...absent import require_present
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     ACTIVATIONS,
     QKV,
@@ -71,17 +71,6 @@ FAMILIES = {
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
             **PARTIAL_ROTARY,
         },
-        modules={
-            "norm": "final_norm",
-            "mlp": "mlp_block",
-            "recurrent": "temporal_block",
-            "self_attn": "temporal_block",
-            "recurrent_pre_norm": "temporal_pre_norm",
-            "self_attn_pre_norm": "temporal_pre_norm",
-            "mlp_pre_norm": "channel_pre_norm",
-            "input_gate": "rg_lru.input_gate_weight + rg_lru.input_gate_bias",
-            "recurrent_gate": "rg_lru.recurrent_gate_weight + rg_lru.recurrent_gate_bias",
-            "recurrent_param": "rg_lru.recurrent_param",
-        },
+        modules=module_names("recurrent_gemma"),
     )
 }

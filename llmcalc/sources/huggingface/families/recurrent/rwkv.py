@@ -6,7 +6,7 @@ transformers: models/rwkv.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, decoder, layer_table, layernorm
 
 
@@ -30,17 +30,7 @@ FAMILIES = {
         _rwkv,
         aliases={"max_position_embeddings": "context_length"},
         field_writers={"intermediate_size": lambda s: s.networks[0].intermediate_size},
-        modules={
-            "layers": "blocks",
-            "embed_tokens": "embeddings",
-            "input_norm": "pre_ln",
-            "time_mix": "attention",
-            "time_mix_pre_norm": "ln1",
-            "channel_mix": "feed_forward",
-            "channel_mix_pre_norm": "ln2",
-            "norm": "ln_out",
-            "lm_head": "head",
-        },
+        modules=module_names("rwkv"),
         dropout_fields={},
     )
 }

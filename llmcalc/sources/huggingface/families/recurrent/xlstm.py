@@ -9,7 +9,7 @@ from math import floor
 
 from ...absent import require_present
 from ...config import Config
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
@@ -83,25 +83,7 @@ FAMILIES = {
             "ffn_round_up_to_multiple_of": lambda s: s.network.intermediate_size,
             "ffn_proj_factor": lambda s: s.network.intermediate_size / s.spec.hidden_size,
         },
-        modules={
-            "layers": "blocks",
-            "embed_tokens": "embeddings",
-            "norm": "out_norm",
-            "mlstm": "mlstm_layer",
-            "mlstm_pre_norm": "norm_mlstm",
-            "mlp_pre_norm": "norm_ffn",
-            "mlp": "ffn",
-            "gate_proj": "proj_up_gate | proj_up_gate_z/2",
-            "up_proj": "proj_up | proj_up_gate_z/2",
-            "down_proj": "proj_down",
-            "mlstm.q": "q | qkv_opreact",
-            "mlstm.k": "k | qkv_opreact",
-            "mlstm.v": "v | qkv_opreact",
-            "fgate": "fgate_preact | ifgate_preact/2",
-            "igate": "igate_preact | ifgate_preact/2",
-            "ogate": "ogate_preact | qkv_opreact",
-            "mlstm.norm": "multihead_norm",
-        },
+        modules=module_names("xlstm"),
         dropout_fields={},
     )
 }

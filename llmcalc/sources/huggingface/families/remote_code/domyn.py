@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...code_addresses import VLLM
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, attention, decoder, glu, layer_table, qk_norm, rmsnorm, stack_of_layers
 
 PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
@@ -71,14 +71,7 @@ FAMILIES = {
             "head_sizes": [64 if is_local else 256 for is_local in PATTERN],
         },
         frozenset({"head_dim", "head_sizes", "max_window_layers", "trained_vocab_size"}),
-        modules={
-            "self_attn": "attention",
-            "mlp": "feedforward",
-            "self_attn_pre_norm": "pre_attention_norm",
-            "self_attn_post_norm": "post_attention_norm",
-            "mlp_pre_norm": "pre_feedforward_norm",
-            "mlp_post_norm": "post_feedforward_norm",
-        },
+        modules=module_names("domynedge"),
         source=f"{VLLM}domyn_edge.py",
     )
 }

@@ -17,7 +17,7 @@ from .....components.networks.moe import MoE
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -242,36 +242,13 @@ SIDES_WRITES: Writes = {
 }
 
 
-BART_MODULES: Modules = {
-    "embed_positions": "embed_positions",
-    "embed_norm": "layernorm_embedding",
-    "self_attn_pre_norm": "self_attn_layer_norm",
-    "self_attn_post_norm": "self_attn_layer_norm",
-    "cross_attn": "encoder_attn",
-    "cross_attn_pre_norm": "encoder_attn_layer_norm",
-    "cross_attn_post_norm": "encoder_attn_layer_norm",
-    "mlp_pre_norm": "final_layer_norm",
-    "mlp_post_norm": "final_layer_norm",
-    "o_proj": "out_proj",
-    "mlp": "fc1 + fc2",
-    "up_proj": ".fc1",
-    "down_proj": ".fc2",
-    "norm": "layer_norm",
-    "classifier": "classification_head | qa_outputs",
-    "unused_embedding": "decoder.embed_tokens",
-    "classifier.dense": "dense",
-    "embed_tokens": "shared | decoder.embed_tokens",
-    "encoder.embed_tokens": "embed_tokens",
-    "decoder.embed_tokens": "embed_tokens",
-}
-
 BART = Family(
     _bart,
     ignored_fields=IGNORED,
     aliases=ALIASES,
     field_writers=SIDES_WRITES,
     quirks=LOOKS_FOR_THE_END,
-    modules=BART_MODULES,
+    modules=module_names("bart"),
     dropout_fields=BART_DROPOUT,
 )
 """The record of most of these models."""
@@ -300,7 +277,7 @@ FAMILIES = {
         ignored_fields=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         field_writers={},
-        modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
+        modules={**module_names("bart"), "lm_head": "decoder.output_projection"},
     ),
     "pegasus": replace(BART, read_model=_pegasus),
     "blenderbot": replace(BART, read_model=_pegasus),
@@ -310,14 +287,7 @@ FAMILIES = {
         read_model=_bigbird_pegasus,
         field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
-        modules={
-            **BART_MODULES,
-            "norm": "layernorm_embedding",
-            "encoder.self_attn.q_proj": "self.query",
-            "encoder.self_attn.k_proj": "self.key",
-            "encoder.self_attn.v_proj": "self.value",
-            "encoder.self_attn.o_proj": "output",
-        },
+        modules=module_names("bigbird_pegasus"),
     ),
     "pp_formulanet": Family(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, Quirks
+from ...family import Family, Quirks, module_names
 from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
 
 
@@ -83,26 +83,12 @@ DECODER: dict[str, Any] = {
 }
 """The defaults of the classes of the two sections."""
 
-MODULES: Modules = {
-    "encoder.embed_tokens": "embedding",
-    "embed_tokens": "decoder.embeddings.embed",
-    "self_attn": "self_attention",
-    "self_attn_pre_norm": "pre_sa_norm",
-    "cross_attn": "cross_attention",
-    "cross_attn_pre_norm": "pre_ca_norm",
-    "encoder.mlp_pre_norm": "post_sa_norm",
-    "mlp_pre_norm": "pre_mlp_norm",
-    "gate_proj": "gate_up_proj/2",
-    "up_proj": "gate_up_proj/2",
-    "lm_head": "logits_dense",
-}
-
 FAMILIES = {
     "dia": Family(
         _dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
         ignored_fields=frozenset({"norm_eps"}),
-        modules=MODULES,
+        modules=module_names("dia"),
         quirks=Quirks(decoder_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
     )
 }

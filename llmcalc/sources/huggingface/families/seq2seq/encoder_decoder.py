@@ -14,10 +14,10 @@ from typing import Any
 from .....components.head_kind import HeadKind
 from ...config import Config
 from ...dropout import dropout_of
-from ...family import Family, Modules
+from ...family import Family, module_names
 from ...parts import IDLE_CROSS_ATTENTION, Table
 from ...registry import causal_class, family_of, typed_config, usual_name
-from ..bert.bert import BERT_MODULES, SECOND_BIAS
+from ..bert.bert import SECOND_BIAS
 
 
 def _encoder_decoder(config: Config) -> Table:
@@ -73,24 +73,12 @@ def section_model(
     return table
 
 
-MODULES: Modules = {
-    **BERT_MODULES,
-    "embed_tokens": "decoder.bert.embeddings.word_embeddings",
-    "encoder.embed_tokens": "embeddings.word_embeddings",
-    "encoder.layers": "encoder.layer",
-    "decoder": "decoder.bert",
-    "decoder.layers": "encoder.layer",
-    "lm_head": "decoder.cls.predictions",
-    "output_proj": "enc_to_dec_proj",
-}
-"""Names where both models are BERT; of other models' classes, totals alone are compared."""
-
 FAMILIES = {
     "encoder-decoder": Family(
         _encoder_decoder,
         ignored_fields=frozenset({"vocab_size"}),
         generates_text=True,
-        modules=MODULES,
+        modules=module_names("encoder_decoder"),
         deviations=(SECOND_BIAS,),
     )
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table
 from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
-from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _led(config: Config) -> Table:
@@ -47,17 +47,7 @@ FAMILIES = {
         },
         deviations=(CHUNKS,),
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            **BART_MODULES,
-            "encoder.self_attn": "self_attn.longformer_self_attn + self_attn.output",
-            "encoder.self_attn.q_proj": "query",
-            "encoder.self_attn.k_proj": "key",
-            "encoder.self_attn.v_proj": "value",
-            "encoder.self_attn.o_proj": ".self_attn.output",
-            "q_global_proj": "query_global",
-            "k_global_proj": "key_global",
-            "v_global_proj": "value_global",
-        },
+        modules=module_names("led"),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layer_table, layernorm, mlp, rope
-from .speech import MOONSHINE_MODULES
 
 ENCODER: dict[str, Any] = {
     "hidden_size": 320,
@@ -114,7 +113,7 @@ FAMILIES = {
             "stem.proj": "linear",
             "output_positions": "decoder.pos_emb",
             "output_proj": "decoder.proj",
-            **MOONSHINE_MODULES,
+            **module_names("moonshine"),
             "encoder.norm": "final_norm",
         },
     )

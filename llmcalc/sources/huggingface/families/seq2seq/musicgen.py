@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, Modules, Quirks
+from ...family import Family, Modules, Quirks, module_names
 from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, Table, decoder, layer_table, layernorm, mlp
-from .bart import BART_MODULES
 from .encoder_decoder import model_type_of, section_model
 from .t5 import T5_MODULES
 
@@ -70,7 +69,7 @@ def _melody_decoder(config: Config) -> Table:
     return table
 
 
-MODULES: Modules = {**BART_MODULES, "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
+MODULES: Modules = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
 
 OF_BOTH: Modules = {
     **MODULES,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import Table, layer_pattern
 from ...writes import Writes
-from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _pegasus_x(config: Config) -> Table:
@@ -49,7 +49,11 @@ FAMILIES = {
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers=WRITES,
-        modules={**BART_MODULES, "global_tokens": "embed_global", "global_pre_norm": "global_self_attn_layer_norm"},
+        modules={
+            **module_names("bart"),
+            "global_tokens": "embed_global",
+            "global_pre_norm": "global_self_attn_layer_norm",
+        },
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -119,25 +119,7 @@ FAMILIES = {
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),
-        modules={
-            "embed_tokens": "decoder.word_embeddings",
-            "unused_embedding": "prophetnet.word_embeddings | word_embeddings",
-            "encoder.embed_tokens": "word_embeddings",
-            "embed_positions": "position_embeddings",
-            "embed_norm": "embeddings_layer_norm",
-            "predict_streams": "ngram_embeddings",
-            "self_attn_post_norm": "self_attn_layer_norm",
-            "cross_attn_post_norm": "cross_attn_layer_norm",
-            "mlp_post_norm": "feed_forward_layer_norm",
-            "q_proj": "query_proj",
-            "k_proj": "key_proj",
-            "v_proj": "value_proj",
-            "o_proj": "out_proj",
-            "relative_proj": "relative_pos_embeddings",
-            "mlp": "feed_forward",
-            "up_proj": "intermediate",
-            "down_proj": "output",
-        },
+        modules=module_names("prophetnet"),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -8,7 +8,7 @@ transformers: models/seamless_m4t, models/seamless_m4t_v2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 OTHER_PARTS = {
@@ -80,22 +80,7 @@ SEAMLESS = Family(
     ignored_fields=IGNORED,
     generates_text=True,
     uncounted_modules="speech_encoder + t2u_model + vocoder",
-    modules={
-        "encoder": "text_encoder",
-        "decoder": "text_decoder",
-        "embed_tokens": "shared",
-        "encoder.embed_tokens": "embed_tokens",
-        "unused_embedding": "text_decoder.embed_tokens",
-        "self_attn_pre_norm": "self_attn_layer_norm",
-        "cross_attn": "cross_attention",
-        "cross_attn_pre_norm": "cross_attention_layer_norm",
-        "mlp_pre_norm": "ffn_layer_norm",
-        "mlp": "ffn",
-        "up_proj": "fc1",
-        "down_proj": "fc2",
-        "o_proj": "out_proj",
-        "norm": "layer_norm",
-    },
+    modules=module_names("seamless"),
     dropout_fields=DROPOUT,
 )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from ...absent import require_present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
-from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _speech_to_text(config: Config) -> Table:
@@ -85,20 +85,6 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 
-MOONSHINE_MODULES = {
-    "embed_tokens": "decoder.embed_tokens",
-    "cross_attn": "encoder_attn",
-    "cross_attn_pre_norm": "post_attention_layernorm",
-    "decoder.mlp_pre_norm": "final_layernorm",
-    "encoder.mlp_pre_norm": "post_attention_layernorm",
-    "encoder.mlp.up_proj": "fc1",
-    "decoder.mlp.gate_proj": "fc1/2",
-    "decoder.mlp.up_proj": "fc1/2",
-    "down_proj": "fc2",
-    "lm_head": "proj_out",
-}
-"""Name in a spec → name in Moonshine's classes, of what both of them have."""
-
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
@@ -111,13 +97,7 @@ FAMILIES = {
             "conv_channels": lambda s: require_present(s.first_stack.stem).conv_channels,
             "input_feat_per_channel": lambda s: require_present(s.first_stack.stem).num_mel_bins,
         },
-        modules={
-            **BART_MODULES,
-            "stem": "conv",
-            "stem.conv0": "conv_layers.0",
-            "stem.conv1": "conv_layers.1",
-            "embed_tokens": "decoder.embed_tokens",
-        },
+        modules=module_names("speech_to_text"),
         dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(
@@ -140,7 +120,7 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "stem.conv3": ".conv3",
             "stem.groupnorm": ".groupnorm",
-            **MOONSHINE_MODULES,
+            **module_names("moonshine"),
             "encoder.norm": "layer_norm",
         },
     ),

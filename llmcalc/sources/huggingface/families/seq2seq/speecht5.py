@@ -6,7 +6,7 @@ Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSp
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 
@@ -92,37 +92,7 @@ FAMILIES = {
     "speecht5": Family(
         _speecht5,
         ignored_fields=IGNORED,
-        modules={
-            "encoder": "encoder",
-            "encoder.stem": "prenet",
-            "stem.conv_0": ".prenet.feature_encoder.conv_layers.0.conv",
-            "stem.conv_1": ".prenet.feature_encoder.conv_layers.1.conv",
-            "stem.norm_0": ".prenet.feature_encoder.conv_layers.0.layer_norm",
-            "stem.norm_1": ".prenet.feature_encoder.conv_layers.1.layer_norm",
-            "stem.proj_norm": "feature_projection.layer_norm",
-            "stem.proj": "feature_projection.projection",
-            "stem.mask": "masked_spec_embed",
-            "stem.position": "pos_conv_embed",
-            "stem.position.length": "conv.parametrizations.weight.original0",
-            "stem.position.conv": "conv - conv.parametrizations.weight.original0",
-            "encoder.embed_norm": "wrapped_encoder.layer_norm",
-            "relative_keys": "wrapped_encoder.embed_positions",
-            "encoder.layers": "wrapped_encoder.layers",
-            "encoder.self_attn": "attention",
-            "encoder.self_attn_post_norm": "layer_norm",
-            "encoder.mlp_post_norm": "final_layer_norm",
-            "embed_tokens": "decoder.prenet.embed_tokens",
-            "decoder.layers": "wrapped_decoder.layers",
-            "self_attn_post_norm": "self_attn_layer_norm",
-            "cross_attn": "encoder_attn",
-            "cross_attn_post_norm": "encoder_attn_layer_norm",
-            "mlp_post_norm": "final_layer_norm",
-            "o_proj": "out_proj",
-            "mlp": "feed_forward",
-            "up_proj": "intermediate_dense",
-            "down_proj": "output_dense",
-            "lm_head": "text_decoder_postnet.lm_head",
-        },
+        modules=module_names("speecht5"),
         dropout_fields={
             "embedding": "hidden_dropout",
             "attention": "attention_dropout",

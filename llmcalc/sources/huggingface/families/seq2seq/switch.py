@@ -12,10 +12,10 @@ from .....components.networks.router import LinearRouter
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, every_expert, field_names
+from ...family import EVERY, Deviation, Family, Quirks, every_expert, field_names, module_names
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
-from .bart import BART_MODULES, SIDES_WRITES
+from .bart import SIDES_WRITES
 from .t5 import T5_MODULES, T5_WRITES
 
 if TYPE_CHECKING:
@@ -166,18 +166,7 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),
-        modules={
-            **BART_MODULES,
-            "cross_attn": "cross_attention",
-            "cross_attn_pre_norm": "cross_attention_layer_norm",
-            "mlp": "ffn",
-            "mlp_pre_norm": "ff_layer_norm",
-            "up_proj": "fc1",
-            "down_proj": "fc2",
-            "experts.up_proj": "expert_*.fc1",
-            "experts.down_proj": "expert_*.fc2",
-            "router": "router.classifier | router",
-        },
+        modules=module_names("nllb-moe"),
         dropout_fields=BART_DROPOUT,
     ),
 }

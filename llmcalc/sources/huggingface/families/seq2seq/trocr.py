@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import Family
+from ...family import Family, module_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -23,7 +23,7 @@ from ...parts import (
     mlp,
     rmsnorm,
 )
-from .bart import BART_MODULES, IGNORED
+from .bart import IGNORED
 
 
 def _trocr(config: Config) -> Table:
@@ -82,7 +82,7 @@ FAMILIES = {
             "num_hidden_layers": "decoder_layers",
             "num_attention_heads": "decoder_attention_heads",
         },
-        modules={**BART_MODULES, "lm_head": "output_projection"},
+        modules={**module_names("bart"), "lm_head": "output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "pix2struct": Family(
@@ -91,24 +91,7 @@ FAMILIES = {
     "pix2struct_text_model": Family(
         _pix2struct_text_model,
         ignored_fields=frozenset({"feed_forward_proj", "is_gated_act"}),
-        modules={
-            "layers": "layer",
-            "relative_bias": "layer.0.self_attention.attention.relative_attention_bias",
-            "self_attn": "self_attention.attention",
-            "self_attn_pre_norm": "self_attention.layer_norm",
-            "cross_attn": "encoder_decoder_attention.attention",
-            "cross_attn_pre_norm": "encoder_decoder_attention.layer_norm",
-            "mlp": "mlp.DenseReluDense",
-            "mlp_pre_norm": "mlp.layer_norm",
-            "q_proj": "query",
-            "k_proj": "key",
-            "v_proj": "value",
-            "o_proj": "output",
-            "gate_proj": "wi_0",
-            "up_proj": "wi_1",
-            "down_proj": "wo",
-            "norm": "final_layer_norm",
-        },
+        modules=module_names("pix2struct_text_model"),
         dropout_fields=T5_DROPOUT,
     ),
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 from ...absent import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, field_names
+from ...family import Family, field_names, module_names
 from ...parts import Table
 from ...writes import UNPADDED
-from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _whisper(config: Config) -> Table:
@@ -45,13 +45,7 @@ FAMILIES = {
             "max_target_positions": lambda s: getattr(s.main_stack.position, "max_position_embeddings", None),
             **UNPADDED,
         },
-        modules={
-            **BART_MODULES,
-            "stem": "conv1 + conv2",
-            "stem.conv1": ".conv1",
-            "stem.conv2": ".conv2",
-            "lm_head": "proj_out",
-        },
+        modules=module_names("whisper"),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -1,0 +1,17 @@
+"""Names of arguments that readers of launch files know, from a file `argument_names.toml` beside each reader."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+
+def argument_names(reader_file: str, table_name: str) -> frozenset[str]:
+    """Returns the names in one table of `argument_names.toml`. reader_file: a file in the same folder."""
+    return frozenset(_tables_beside(Path(reader_file).with_name("argument_names.toml"))[table_name].split())
+
+
+@cache
+def _tables_beside(path: Path) -> dict[str, str]:
+    return tomllib.loads(path.read_text())

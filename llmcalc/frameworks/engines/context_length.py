@@ -1,0 +1,21 @@
+"""The context length that a model's config states to engines, in positions or as `model_max_length`."""
+
+from __future__ import annotations
+
+from ...costs.context_length import longest_sequence
+from ...sources.preset import Preset
+from .rank import architectures
+
+MODEL_MAX_LENGTH = "Cohere"
+"""Beginning of the names of classes whose config has `model_max_length` too, which replaces the positions."""
+
+
+def stated_length(preset: Preset) -> int | None:
+    """Returns the context length in tokens, by `model_max_length` if the config has it; None if it states none."""
+    model_max_length = (preset.config or {}).get("model_max_length")
+    return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
+
+
+def has_unknown_length(preset: Preset) -> bool:
+    """Whether the model's config has a longer context length than its positions, which is not known."""
+    return preset.config is None and any(name.startswith(MODEL_MAX_LENGTH) for name in architectures(preset))

@@ -1,0 +1,308 @@
+"""Megatron-FSDP: weights, gradients and optimizer states that ranks divide, gathered and reduced layer by layer.
+
+Sources: Megatron-LM, megatron/core/distributed/fsdp/src/megatron_fsdp/, param_and_grad_buffer.py and megatron_fsdp.py,
+with `--data-parallel-sharding-strategy optim_grads_params`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...algebra import round_up
+from ...parallel.layout import Coordinates, Layout
+from ...simulator.autograd import Graph, record
+from ...simulator.event_log import Recorder
+from ...simulator.lowering import Path
+from ...simulator.meter import Meter
+from ...simulator.tensor import Needs, Storage, Tensor, counted_as, on_stream
+from .kernels import Parameter
+from .param_and_grad_buffer import BUCKET_OF_RANK, SMALLEST_BUCKET
+from .settings import MegatronSettings
+
+GATHER_STREAM = 2
+"""The stream on which weights are gathered (`side_stream_for_param_gather`)."""
+
+QUEUE_ELEMENTS = 1_000_000_000
+"""Gradients that may wait for their reduction, in elements, if two layers have no more; half as many weights are
+gathered ahead (`suggested_communication_unit_size`)."""
+
+MAIN_BYTES = 4
+"""Bytes of an element of main weights, which are in fp32."""
+
+GRADIENT_FORMAT_CHOSEN = datetime.date(2026, 7, 2)
+"""From when only an argument of its own asks for main gradients in fp32 (Megatron-LM adfe9e11d9)."""
+
+ONLY_LAYERS_PREFETCH = datetime.date(2026, 4, 1)
+"""From when, after the first backward pass, only layers gather weights ahead (Megatron-LM 41f3b6f308)."""
+
+OUTER_WEIGHTS_STAY = datetime.date(2026, 5, 30)
+"""From when weights outside of layers stay gathered between steps (Megatron-LM 378d81fbd3)."""
+
+
+@dataclass
+class ShardedBucket:
+    """Parameters whose weights are gathered together, and whose gradients are reduced together.
+
+    layer_index: the layer of the parameters; None outside of layers.
+    size: number of elements, with padding. shards: number of ranks that divide the bucket.
+    ranges: first and last element of each parameter.
+    with_gradient: paths of the parameters that have their gradient of this backward pass.
+    weights, gradients: memory of the gathered weights and of the gradients of all ranks; None while there is none.
+    """
+
+    parameters: list[Parameter]
+    layer_index: int | None
+    size: int
+    shards: int
+    ranges: list[tuple[int, int]]
+    with_gradient: set[Path] = field(default_factory=set)
+    weights: Storage | None = None
+    gradients: Storage | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the parameters are trained."""
+        return self.parameters[0].is_trained
+
+    @property
+    def shard_size(self) -> int:
+        """The number of elements on one rank."""
+        return self.size // self.shards
+
+
+class ShardedWeights:
+    """The buckets of a rank, with what is gathered of the weights, and what waits for the reduction of gradients.
+
+    buckets: in the order in which weights are gathered ahead.
+    gradient_bytes: bytes of an element of a main gradient.
+    waiting_buckets: the buckets whose gradients wait for their reduction.
+    shard_storages: memory of the shards of weights, main weights and main gradients.
+    updated_sizes: elements of each parameter that this rank updates.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        settings: MegatronSettings,
+        layout: Layout,
+        coordinates: Coordinates,
+        memory_meter: Meter | Recorder,
+    ) -> None:
+        self.meter = memory_meter
+        self.layout = layout
+        self.coordinates = coordinates
+        self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
+        self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
+        has_format_argument = _is_since(settings, GRADIENT_FORMAT_CHOSEN)
+        in_fp32 = settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
+        self.gradient_bytes = MAIN_BYTES if in_fp32 else 2
+        self.only_layers_prefetch = _is_since(settings, ONLY_LAYERS_PREFETCH)
+        self.outer_weights_stay = _is_since(settings, OUTER_WEIGHTS_STAY)
+        layers = {bucket.layer_index for bucket in self.buckets} - {None}
+        layer_elements = sum(
+            parameter.size
+            for bucket in self.buckets
+            if bucket.layer_index is not None
+            for parameter in bucket.parameters
+        )
+        self.queue_elements = settings.suggested_communication_unit_size or max(
+            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layers)))
+        )
+        self.waiting_buckets: list[ShardedBucket] = []
+        self.shard_storages: list[Storage] = []
+        self.fp32_gradients: list[Storage] = []
+        self.updated_sizes: list[int] = []
+
+    def _allocate(self, storage_bytes: int, memory_kind: str) -> Storage:
+        """Allocates bytes under a kind of memory."""
+        with counted_as(self.meter, memory_kind):
+            return Storage(self.meter, storage_bytes)
+
+    def set_up(self, weights: dict[Path, Storage]) -> None:
+        """Moves weights into buckets. weights: those of the model, each of which is freed when it has moved."""
+        for bucket in self.buckets:
+            self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
+            gathered_weights = self._allocate(2 * bucket.size, "weights")
+            if bucket.is_trained:
+                self.shard_storages.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
+            for parameter in bucket.parameters:
+                del weights[parameter.path]
+            del gathered_weights
+        elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
+        self.shard_storages.append(self._allocate(self.gradient_bytes * elements, "gradients"))
+        trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
+        self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
+
+    def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
+        """Yields the number of elements of each parameter of a bucket that lie in this rank's shard."""
+        at, is_expert = self.coordinates, bucket.parameters[0].expert
+        shard_start = bucket.shard_size * ((at.edp if is_expert else at.dp * self.layout.cp + at.cp) % bucket.shards)
+        for start, end in bucket.ranges:
+            yield max(0, min(end, shard_start + bucket.shard_size) - max(start, shard_start))
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def gather(self, layer_index: int | None, in_backward: bool = False) -> None:
+        """Gathers a layer's weights, and those of the next layers up to a number of elements (`all_gather_params`)."""
+        positions = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
+        if layer_index is None:
+            positions = positions[:1]
+        if layer_index is not None or not self.only_layers_prefetch:
+            next_positions = range(positions[0] - 1, -1, -1) if in_backward else range(positions[0], len(self.buckets))
+            elements_ahead = 0
+            for i in next_positions:
+                if elements_ahead >= self.queue_elements // 2:
+                    break
+                if i not in positions:
+                    positions.append(i)
+                    elements_ahead += self.buckets[i].size
+        with on_stream(self.meter, GATHER_STREAM):
+            for i in sorted(positions):
+                if self.buckets[i].weights is None:
+                    self.buckets[i].weights = self._allocate(2 * self.buckets[i].size, "weights")
+
+    def _free_weights(self, layer_index: int) -> None:
+        """Frees a layer's gathered weights."""
+        for bucket in self.buckets:
+            if bucket.layer_index == layer_index:
+                bucket.weights = None
+
+    def run_layer(
+        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Runs a layer between gathering and freeing its weights, in both passes."""
+        self.gather(layer_index)
+
+        def free_after_backward(output_gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+            self._free_weights(layer_index)
+            return [output_gradient]
+
+        output = compute(record(autograd_graph, "sharded_layer", (x,), x.detached(), free_after_backward))
+        self._free_weights(layer_index)
+        if output.node is not None:
+            output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
+        return output
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def accumulate(self, path: Path) -> None:
+        """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
+        bucket = self.bucket_of_path[path]
+        if bucket.gradients is None:
+            bucket.gradients = self._allocate(self.gradient_bytes * bucket.size, "gradients")
+        bucket.with_gradient.add(path)
+        if len(bucket.with_gradient) == len(bucket.parameters):
+            while sum(waiting_bucket.size for waiting_bucket in self.waiting_buckets) > self.queue_elements:
+                _free_gradients(self.waiting_buckets.pop(0))
+            self.waiting_buckets.append(bucket)
+
+    def end_backward(self) -> None:
+        """Frees all gradients after their reduction (`_root_post_backward`)."""
+        for bucket in self.buckets:
+            _free_gradients(bucket)
+        self.waiting_buckets = []
+
+    def end_step(self) -> None:
+        """Frees gathered weights (`AllGatherPipeline.reset`), and casts gradients for the optimizer.
+
+        Gradients below fp32 are copied, and the copies stay (`update_main_grads`).
+        """
+        for bucket in self.buckets:
+            if bucket.layer_index is not None or not self.outer_weights_stay:
+                bucket.weights = None
+        if self.gradient_bytes < MAIN_BYTES:
+            for elements in self.updated_sizes:
+                self.fp32_gradients.append(self._allocate(MAIN_BYTES * elements, "gradients"))
+                if len(self.fp32_gradients) > len(self.updated_sizes):
+                    self.fp32_gradients.pop(0)
+
+
+def _is_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
+    """Whether the run's version is of a date or later."""
+    return settings.date is None or settings.date >= first_date
+
+
+def _free_gradients(bucket: ShardedBucket) -> None:
+    """Frees the gradients of a bucket."""
+    bucket.gradients = None
+    bucket.with_gradient = set()
+
+
+def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, layout: Layout) -> list[ShardedBucket]:
+    """Returns the buckets of parameters, grouped by layer and kind (`_get_parameter_groups`)."""
+    groups: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
+    for parameter in parameters:
+        layer_index = next((part for part in parameter.path if isinstance(part, int)), None)
+        groups.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
+    largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
+    buckets = []
+    for (layer_index, expert, _), group in groups.items():
+        for members in [group] if layer_index is not None else _divided(group, largest_bucket):
+            ordered = sorted(members, key=_row_size, reverse=True)
+            shards = layout.expert_shards if expert else layout.shards
+            size, ranges = _packed(ordered, shards)
+            buckets.append(ShardedBucket(ordered, layer_index, size, shards, ranges))
+    return buckets
+
+
+def _divided(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
+    """Yields parameters in groups, each of which ends when it has the elements of the largest bucket."""
+    group: list[Parameter] = []
+    for parameter in parameters:
+        group.append(parameter)
+        if sum(member.size for member in group) >= largest_bucket:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _row_size(parameter: Parameter) -> int:
+    """Returns the number of elements of a row of a parameter: 1 for a vector."""
+    return math.prod(parameter.tensor.shape[1:])
+
+
+def _packed(parameters: Sequence[Parameter], shards: int) -> tuple[int, list[tuple[int, int]]]:
+    """Returns the size of a bucket and the range of each parameter (`build_data_parallel_buffer_index`).
+
+    Parameters begin at multiples of a number of elements, with shorter parameters in the gaps.
+    """
+    alignment = _row_size(parameters[0])
+    for parameter in parameters:
+        row_size, size = _row_size(parameter), parameter.size
+        if row_size != alignment and (alignment % row_size or size % alignment) and size >= alignment:
+            alignment = math.lcm(alignment, row_size)
+    starts: dict[Path, int] = {}
+    short_parameters = [parameter for parameter in parameters if parameter.size < alignment]
+    long_parameters = [parameter for parameter in parameters if parameter.size >= alignment]
+    end = 0
+    while long_parameters:
+        parameter = long_parameters.pop(0)
+        starts[parameter.path] = end
+        rest = parameter.size % alignment
+        if not rest:
+            end += parameter.size
+            continue
+        gap_start, end = end + parameter.size, end + round_up(parameter.size, alignment)
+        gap_size = alignment - rest
+        for partner in long_parameters:
+            partner_rest = partner.size % alignment
+            if partner_rest and rest + partner_rest <= alignment:
+                long_parameters.remove(partner)
+                starts[partner.path] = end - partner_rest
+                gap_size -= partner_rest
+                end += partner.size - partner_rest
+                break
+        for short_parameter in list(short_parameters):
+            if short_parameter.size <= gap_size:
+                starts[short_parameter.path] = gap_start
+                gap_start, gap_size = gap_start + short_parameter.size, gap_size - short_parameter.size
+                short_parameters.remove(short_parameter)
+    for short_parameter in short_parameters:
+        starts[short_parameter.path] = end
+        end += short_parameter.size
+    ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
+    return round_up(end, shards * alignment), ranges

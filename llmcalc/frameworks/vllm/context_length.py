@@ -1,0 +1,51 @@
+"""The context length that vLLM derives from a model's config (vllm/config/model.py, `_get_and_verify_max_len`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...sources.preset import Preset
+from ..engines.context_length import stated_length
+from ..engines.rank import architectures
+
+UNSCALED_TYPES = ("su", "longrope", "llama3")
+"""Kinds of scaled positions whose config states the context length with the scaling."""
+
+SCALED_ALREADY = "Gemma3"
+"""Beginning of the names of classes whose config states the context length with the scaling."""
+
+
+def scaled_length(preset: Preset) -> int | None:
+    """Returns the context length in tokens with the scaling of rotary positions; None if the model states none.
+
+    Linear and dynamic scaling multiply the model's positions, YaRN its original ones.
+    """
+    length, factor = stated_length(preset), 1.0
+    if length is None or any(name.startswith(SCALED_ALREADY) for name in architectures(preset)):
+        return length
+    for scaling in _scaling_tables(preset.rope_parameters or {}):
+        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+        if rope_type in UNSCALED_TYPES:
+            continue
+        factor = scaling.get("factor", factor)
+        if rope_type == "yarn":
+            length = scaling.get("original_max_position_embeddings", length)
+    is_number = isinstance(length, int) and isinstance(factor, int | float)
+    return int(length * factor) if is_number else stated_length(preset)
+
+
+def short_rope_length(preset: Preset) -> int | None:
+    """Returns the length up to which LongRoPE has short factors, where the config states it; None without LongRoPE."""
+    for scaling in _scaling_tables(preset.rope_parameters or {}):
+        original_length = scaling.get("original_max_position_embeddings")
+        is_stated = preset.config is None or "original_max_position_embeddings" in preset.config
+        if scaling.get("rope_type", scaling.get("type")) in ("su", "longrope") and is_stated and original_length:
+            return int(original_length)
+    return None
+
+
+def _scaling_tables(rope_parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the scaling of every kind of layer, or the only one."""
+    tables_by_kind = [table for table in rope_parameters.values() if isinstance(table, Mapping)]
+    return tables_by_kind if "full_attention" in rope_parameters else [rope_parameters]
