@@ -4,8 +4,9 @@
     python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
 
 answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices, a
-length, or for servers an accelerator and a scheme. refused: with the message. taken for another program: the program
-that `index.json` states is not the one that was read; without an index nothing is known of that.
+length, the first of a file's configurations, or for servers an accelerator and a scheme. refused: with the message.
+taken for another program: the program that `index.json` states is not the one that was read; without an index nothing
+is known of that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmcalc import memory
 from llmcalc.errors import InputError
@@ -88,10 +89,14 @@ def launch_paths(folder: Path, only: str = "") -> Iterator[Path]:
 
 def outcome(path: Path, kind: str = "") -> Outcome:
     """Asks for the memory of a launch file. kind: its kind in the folder's index."""
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for _ in range(len(ASKS) + 1):
         try:
-            answer = memory(options.get("target"), launch=path, **{k: v for k, v in options.items() if k != "target"})
+            launch = f"{path} {options['configuration']}" if "configuration" in options else path
+            others: dict[str, Any] = {
+                name: value for name, value in options.items() if name not in ("target", "configuration")
+            }
+            answer = memory(options.get("target"), launch=launch, **others)
             documents = answer.document if isinstance(answer.document, list) else [answer.document]
             program = ", ".join(dict.fromkeys(d["launch"]["program"] or d["launch"]["kind"] for d in documents))
             size = max(document["memory"]["device_bytes"] for document in documents) / 2**30
@@ -104,6 +109,9 @@ def outcome(path: Path, kind: str = "") -> Outcome:
             if number is not None:
                 asked = {"devices": int(number[1])}
                 asked = {} if asked.items() <= options.items() else asked
+            named = re.search(r"expected one of them, as in --launch '([^']+)'", message)
+            if named is not None and "configuration" not in options:  # the first of several in one file
+                asked = {"configuration": named[1].rpartition(" ")[2]}
             if not asked:
                 return Outcome(path, REFUSED, message.replace(f"{path}: ", ""))
             options |= asked

@@ -44,6 +44,7 @@ MIXERS = PartChoice(
         "relative": "mixers.relative:RelativeAttention",
         "relative_keys": "relative_keys:RelativeKeyAttention",
         "context": "mixers.context:ContextAttention",
+        "latent_context": "mixers.latent_context:LatentContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
         "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "profile": "mixers.profile:ProfileAttention",
@@ -95,9 +96,13 @@ INDEXERS = PartChoice(
 
 BLOCK_INDEXERS = PartChoice(
     "block_indexer",
-    {"block_indexer": "mixers.block_indexer:BlockIndexer", "mean_indexer": "mixers.mean_indexer:MeanIndexer"},
+    {
+        "block_indexer": "mixers.block_indexer:BlockIndexer",
+        "mean_indexer": "mixers.mean_indexer:MeanIndexer",
+        "token_indexer": "mixers.token_indexer:TokenIndexer",
+    },
 )
-"""Parts of attention that select the blocks of tokens to attend to."""
+"""Parts of attention that select the tokens or blocks of tokens to attend to."""
 
 LAYERS = PartChoice(
     "block",

@@ -40,8 +40,8 @@ class ConformerConvolution(Part):
     norm: the norm before the last activation, none by default.
     convolved: whether the class has convolutions of width 1 in the place of the linear layers, which schemes of
         quantization for linear layers leave as they are; false by default. Counts do not change.
-    batch_norm: whether that norm is a batch norm, whose mean and variance per channel are stored as a buffer; false by
-        default.
+    batch_norm: whether that norm is a batch norm, whose mean and variance per channel are stored as a buffer, with the
+        number of training batches; false by default.
     centred: whether the convolution reads as many later frames as earlier ones; by default it reads earlier ones only.
         Counts do not change.
     """
@@ -91,9 +91,9 @@ class ConformerConvolution(Part):
         y = y if self.norm is None else recorder.part("norm", self.norm, y)
         if self.batch_norm:
             with recorder.scope("norm", kind="norm"):
-                mean, scale = recorder.split(
-                    recorder.buffer("statistics", Axis("statistics", 2), *hidden), hidden, hidden
-                )
+                statistics = recorder.buffer("statistics", Axis("statistics", 2), *hidden)
+                recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
+                mean, scale = recorder.split(statistics, hidden, hidden)
                 y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
@@ -118,10 +118,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, width: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-            self.statistics = Statistics(width)
+            self.statistics, self.num_batches_tracked = Statistics(width), Count()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.statistics(x) * self.weight + self.bias
+
+    class Count(nn.Module):
+        """The stored number of training batches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
 
     class Pointwise(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import Multiple
+from ..workload.derived_rows import PATCHES, Multiple
 from ..workload.rows import SOURCE, Rows
 from .base import ModelProperties
 from .stem import Stem
@@ -42,6 +42,9 @@ class SpectrumStem(Stem):
     def positions(self) -> Rows:
         return SOURCE if self.subsampling.chunk is None else self.subsampling.positions
 
+    def frames_of_recording(self) -> Value:
+        return self.subsampling.input_value()
+
     def frames_read(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
@@ -52,7 +55,8 @@ class SpectrumStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=self.positions)
+        y = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        return y if frames.rows is PATCHES else y.view(*axes, rows=self.positions)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""

@@ -43,6 +43,10 @@ class Stem(Component):
         """The recorded input of the stem: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
+    def frames_of_recording(self) -> Value:
+        """The recorded input of the stem of an encoder beside a text model."""
+        return self.frames_read()
+
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
         """Returns the shape of the stem's input. encoder_positions: the number of encoder positions, if it varies."""
         raise TypeError(f"{type(self).__name__} has no input")

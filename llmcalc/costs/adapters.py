@@ -39,6 +39,7 @@ class LowRank:
     fused_qkv: whether queries, keys and values are one linear layer; false by default.
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
     experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
+    has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     """
 
     rank: int
@@ -50,13 +51,15 @@ class LowRank:
     fused_qkv: bool = False
     quantized_experts: bool = False
     experts: bool = False
+    has_magnitudes: bool = False
 
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
-        LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values. What
-        is one layer of Megatron-Core has one adapter. So has each expert with mcore-bridge; with Megatron-Bridge all
-        experts of a rank share one, of which that of one rank is counted. PEFT's have one per expert and fused weight.
+        DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
+        ones of queries, keys and values. What is one layer of Megatron-Core has one adapter. So has each expert with
+        mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
+        have one per expert and fused weight.
         """
         tensors = self._adapters_of_experts(tree, include) if self.is_parallel or self.experts else []
         for product in self._layer_products(tree, include):
@@ -68,8 +71,9 @@ class LowRank:
                 for _, linear in adapted_products:
                     out_width = add(out_width, linear.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
-                for shape in ((rank, op.n_in), (out_width, self.rank)):
-                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, node_position.times))
+                matrices = [ParamTensor((rank, op.n_in), "matrix"), ParamTensor((out_width, self.rank), "matrix")]
+                for tensor in [*matrices, *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else [])]:
+                    tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
     def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
@@ -208,6 +212,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
     _check_expert_adapters(tree, adapters, include)
+    _check_magnitudes(adapters)
     layer_names = linear_layer_names(tree, include, adapters.is_parallel)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
@@ -231,6 +236,18 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
     if not any(_expert_layers(tree, include)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
+
+
+def _check_magnitudes(adapters: LowRank) -> None:
+    """Raises `InputError` for magnitudes (DoRA) beside adapters or a base that are not modelled with them."""
+    if not adapters.has_magnitudes:
+        return
+    if adapters.library not in ("peft", "torchtune"):
+        raise InputError(f"--use-dora: {adapters.library} has no DoRA; expected --lora-library peft or torchtune")
+    if adapters.experts:
+        raise InputError("--use-dora with --lora-experts: PEFT has no DoRA of experts; expected one of them")
+    if adapters.base == "int8":
+        raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
 def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:

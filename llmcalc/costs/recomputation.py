@@ -112,11 +112,11 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
-    """Returns the number of recomputed layers of a kind: layers with every `recompute.every`-th index."""
+    """Returns the number of recomputed layers of a kind."""
     if recompute.every == 1:
         return layer.times
     indices = range(layer.times) if layer.node.indices is None else layer.node.indices
-    return sum(i % recompute.every == 0 for i in indices)
+    return sum(recompute.includes_layer(i) for i in indices)
 
 
 def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:

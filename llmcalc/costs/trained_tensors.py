@@ -49,6 +49,20 @@ def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterat
                 )
 
 
+def tensors_from_layer(tree: Node, first_layer: int, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+    """Yields the tensors inside a model's layers, counted in the layers from `first_layer` on."""
+    places = [node_position for node_position in tree.walk() if node_position.use is not None]
+    for node_position in places:
+        layer = _layer_of(node_position)
+        if layer is None or (node_position.optional and node_position.optional not in include):
+            continue
+        indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
+        copies = node_position.times * sum(index >= first_layer for index in indices) // int(layer.times)
+        if copies and node_position.use is not None:
+            for tensor in node_position.use.tensors():
+                yield TrainedTensor(tensor, node_position.kind, copies, _path_without_indices(node_position))
+
+
 def layers_of(tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
     return tuple(
@@ -66,9 +80,14 @@ def _path_without_indices(node_position: Place) -> str:
 
 def is_in_layer(node_position: Place | None) -> bool:
     """Whether a node is inside a transformer layer."""
+    return _layer_of(node_position) is not None
+
+
+def _layer_of(node_position: Place | None) -> Place | None:
+    """Returns the transformer layer around a node; None outside of the layers."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.parent
-    return node_position is not None
+    return node_position
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:

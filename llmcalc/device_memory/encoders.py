@@ -62,21 +62,21 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
 
 
 def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
-    """Returns the names of the encoders in use whose layers are not replayed (conformers)."""
+    """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
     names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
     return [name for name in names if spec.towers[name].type != "projector" and not _has_replay(spec.towers[name])]
 
 
 def _has_replay(tower: Any) -> bool:
     """Whether an encoder's layers can be replayed."""
-    return "stack" in type(tower).model_fields
+    return tower.type in ("vision", "audio")
 
 
 def _layer_program(tower: Any) -> Flow:
     """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden_vectors = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
-        frame_rows = tower.stack.stem.frames_read()
+        frame_rows = tower.stack.stem.frames_of_recording()
     else:
         frame_rows = Value(
             RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden_vectors,)

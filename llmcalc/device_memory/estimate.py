@@ -165,7 +165,7 @@ class Memory:
     def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
-            counted_run = CountedRun(self.spec, training_run, cuda_runtime, self.settings.recomputed().every)
+            counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
         else:
             counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
@@ -177,9 +177,14 @@ class Memory:
         device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoders)
         if self.settings.phase != "training":
             return device
-        recompute_period = self.settings.recomputed().every
         device = with_paged_states(device, self.states)
-        return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
+        return replace(device, host=host_terms(self.spec, self.states, self.training(), self._layer_period))
+
+    @property
+    def _layer_period(self) -> int:
+        """Number of layers after which the next ones run alike."""
+        is_whole = self.states.first_trained_layer is None
+        return self.settings.recomputed().every if is_whole else self.training().layer_period
 
     @property
     def _runs_encoders(self) -> bool:
@@ -323,6 +328,7 @@ class Memory:
             ),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
+            (bool(settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
@@ -335,7 +341,7 @@ class Memory:
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
-                memory_use.grad_dtype not in ("", memory_use.adapter_dtype or memory_use.dtype),
+                memory_use.grad_dtype not in ("", memory_use.trained_format),
                 "sums of gradients in a format of their own",
             ),
             (

@@ -318,6 +318,17 @@ class Settings:
     offload_activations: Annotated[
         bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
     ] = None
+    trainable_layers: Annotated[
+        int | None,
+        Setting(
+            "Train the last N layers alone; embeddings, output head and the other layers are frozen.",
+            "Training",
+            "all weights",
+            TRAINING,
+            example="2",
+            metavar="N",
+        ),
+    ] = None
     fake_quantize: Annotated[
         str | None,
         Setting(
@@ -437,6 +448,15 @@ class Settings:
         bool | None,
         Setting(
             "Fused routed experts have adapters, too, as with PEFT's all-linear for classes like Qwen3-MoE.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
+    use_dora: Annotated[
+        bool | None,
+        Setting(
+            "Adapters train the magnitude of each output, too (DoRA), with --lora-library peft or torchtune.",
             "Low-rank adapters",
             phases=TRAINING,
             needs="lora_rank",

@@ -135,7 +135,11 @@ def training_run(
             f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
         )
     state_format = memory_use.optimizer.dtype
-    update_dtype = memory_use.adapter_dtype or ("float32" if memory_use.has_master else memory_use.dtype)
+    update_dtype = (
+        memory_use.adapter_dtype
+        or memory_use.trained_dtype
+        or ("float32" if memory_use.has_master else memory_use.dtype)
+    )
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
     if memory_use.adapters is not None:
@@ -156,6 +160,7 @@ def training_run(
             settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
             memory_use.adapters.experts,
+            memory_use.adapters.has_magnitudes,
         )
     return Training(
         batch=memory_use.workload.batch,
@@ -173,6 +178,8 @@ def training_run(
             gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
         ),
         autocast=settings.precision == "autocast",
+        first_trained_layer=memory_use.first_trained_layer,
+        trained_dtype=DTYPES[memory_use.trained_dtype] if memory_use.trained_dtype else None,
         adapters=adapters,
         include=memory_use.count.include - {TOWERS.name},
         keeps_gradients=settings.zero_grad == "zeros",
@@ -181,7 +188,7 @@ def training_run(
         torch=settings.torch or "",
         state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
-        if memory_use.grad_dtype == (memory_use.adapter_dtype or memory_use.dtype)
+        if memory_use.grad_dtype == memory_use.trained_format
         else storage_format(memory_use.grad_dtype, "--grad-dtype"),
     )
 

@@ -18,7 +18,7 @@ from ..costs.context_length import longest_sequence, usual_context, usual_sequen
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
-from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, trained_tensors
+from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, tensors_from_layer, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..frozen import frozen
@@ -50,6 +50,8 @@ class MemoryUse:
     quantized: bytes of the weights under a quantization scheme; None without one.
     adapters: the adapters that are trained instead of the weights, in `adapter_dtype`; None if the weights are trained.
     inputs: the images and audio whose tokens are part of the sequences; None for text alone.
+    first_trained_layer: index of the first trained layer, where the last layers alone are; None for all weights.
+    trained_dtype: number format of such layers; empty for `dtype`.
     """
 
     count: ParameterCount
@@ -65,6 +67,8 @@ class MemoryUse:
     adapters: LowRank | None = None
     adapter_dtype: str = ""
     inputs: EncodedInputs | None = None
+    first_trained_layer: int | None = None
+    trained_dtype: str = ""
 
     @property
     def weights(self) -> Number:
@@ -74,6 +78,9 @@ class MemoryUse:
         """
         if self.quantized is not None:
             return self.quantized.total
+        if self.trained_dtype:
+            trained_bytes = bytes_of(self.trained, self.trained_dtype)
+            return bytes_of(self.count.total - self.trained, self.dtype) + trained_bytes
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
@@ -87,6 +94,8 @@ class MemoryUse:
         """The number of trained parameters: all parameters, or only the adapters'; 0 in inference."""
         if self.phase != "training":
             return 0
+        if self.first_trained_layer is not None:
+            return elements_of(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
         if self.adapters is None:
             return self.count.total
         return add(*(elements_of(tensors) for tensors, _ in self._adapters_and_copies))
@@ -98,6 +107,11 @@ class MemoryUse:
         tree, include = self.count.tree, self.count.include
         adapters, module_copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
+
+    @property
+    def trained_format(self) -> str:
+        """The number format of what is trained: adapters, the last layers alone, or all weights."""
+        return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property
     def gradients(self) -> Number:
@@ -113,8 +127,8 @@ class MemoryUse:
 
     @property
     def master_weights(self) -> Number:
-        """Bytes of the fp32 master copy of all parameters; 0 without a master copy."""
-        return bytes_of(self.count.total, "float32") if self.has_master else 0
+        """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
+        return bytes_of(self.trained, "float32") if self.has_master else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -283,18 +297,51 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
         has_master = False
+    first_trained_layer = _first_trained_layer(spec, settings)
+    trains_wide = first_trained_layer is not None and settings.precision == "autocast"
+    trained_dtype = "float32" if trains_wide and DTYPE_BITS[weight_format] < 32 else ""
     return MemoryUse(
         count,
         "training",
         weight_format,
         Workload(batch, seq, source=settings.source, phase="training"),
-        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or weight_format),
+        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
         has_master=has_master,
-        optimizer=_optimizer_state(record, settings, count, weight_format, has_master, adapters, adapter_dtype),
-        precision=_precision_name(settings, weight_format, has_master),
+        optimizer=_optimizer_state(
+            record,
+            settings,
+            count,
+            trained_dtype or weight_format,
+            has_master,
+            adapters,
+            adapter_dtype,
+            first_trained_layer,
+        ),
+        precision="autocast" if trained_dtype else _precision_name(settings, weight_format, has_master),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
+        first_trained_layer=first_trained_layer,
+        trained_dtype=trained_dtype,
     )
+
+
+def _first_trained_layer(spec: ModelSpec, settings: Settings) -> int | None:
+    """Returns the index of the first trained layer; None if all weights or adapters are trained.
+
+    Raises `InputError` for a number of layers that the model does not have, and for models without a single stack.
+    """
+    if settings.trainable_layers is None:
+        return None
+    if settings.lora_rank is not None:
+        raise InputError("--trainable-layers with --lora-rank: adapters train no layers; expected one of the two")
+    if isinstance(spec, RankModel) or spec.decoder is None or spec.encoder is not None:
+        raise InputError("--trainable-layers: is modelled for decoders on whole devices; expected none")
+    layers = spec.decoder.num_hidden_layers
+    if not 0 < settings.trainable_layers <= layers:
+        raise InputError(
+            f"--trainable-layers {settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
+        )
+    return layers - settings.trainable_layers
 
 
 def _training_formats(settings: Settings) -> tuple[str, bool]:
@@ -333,6 +380,7 @@ def _optimizer_state(
     has_master: bool,
     adapters: LowRank | None,
     adapter_dtype: str,
+    first_trained_layer: int | None,
 ) -> OptimizerState:
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
     momentum = bool(settings.momentum)
@@ -340,7 +388,12 @@ def _optimizer_state(
         state_format = _float_format(
             settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
-        return record.state(list(trained_tensors(count.tree, count.include)), state_format, momentum)
+        tensors = (
+            trained_tensors(count.tree, count.include)
+            if first_trained_layer is None
+            else tensors_from_layer(count.tree, first_trained_layer, count.include)
+        )
+        return record.state(list(tensors), state_format, momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = record.state(
         adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weight_format, momentum
@@ -368,6 +421,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weight_forma
         bool(settings.fused_qkv),
         bool(settings.quantized_experts),
         bool(settings.lora_experts),
+        bool(settings.use_dora),
     )
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")

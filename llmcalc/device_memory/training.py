@@ -63,6 +63,9 @@ class Training:
     state_dtype: number format of the optimizer's states; default that of the tensors that it updates.
     gradient_dtype: number format of gradient buffers that persist between steps; each gradient is added to its buffer
         as soon as it is complete. None (default) if every parameter keeps its gradient.
+    first_trained_layer: index of the first layer that is trained, where the last layers alone are; None (default) for
+        all weights.
+    trained_dtype: number format of such layers; None (default) for `dtype`.
     pages_states: whether states in managed memory are left out of the tensors of torch's allocator, default false.
     """
 
@@ -87,6 +90,13 @@ class Training:
     state_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
     pages_states: bool = False
+    first_trained_layer: int | None = None
+    trained_dtype: Dtype | None = None
+
+    @property
+    def layer_period(self) -> int:
+        """Number of layers after which the next ones run alike; more than a model has if some are frozen."""
+        return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
     def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""
@@ -100,6 +110,10 @@ class Training:
             self.torch,
             self.pages_states,
         )
+
+
+MOST_LAYERS = 10**6
+"""A number of layers above that of all models."""
 
 
 def _path_without_indices(parameter_key: Path) -> str:
@@ -157,6 +171,8 @@ class TrainingRun:
             adapters=training_config.adapters,
         )
         self.lowering.run_only = dict(layers or {})
+        self.lowering.first_trained_layer = training_config.first_trained_layer
+        self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
         self.trained: list[OptimizedParameter] = []
         self.copies: list[Tensor] = []

@@ -17,6 +17,7 @@ from ..costs.trained_tensors import bytes_of, is_in_layer
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
+from ..errors import InputError
 from ..flow.program import Scope
 from ..flow.tree import OpUse, Place
 from ..frozen import frozen
@@ -610,6 +611,11 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
     has_flat_parameters: whether a rank's part of all parameters is one flat tensor, which Adafactor does not factor.
     """
     memory_use, n = memory_estimate.states, memory_estimate.states.count.total
+    if memory_use.first_trained_layer is not None:
+        raise InputError(
+            "--trainable-layers: plans and times are of runs that train whole models or adapters; expected none, or "
+            "llmcalc memory"
+        )
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:

@@ -12,6 +12,7 @@ from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, Term, memory_with_evidence
 from ..device_memory.estimate import Memory
+from ..device_memory.host import host_terms
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
@@ -176,6 +177,7 @@ class Cluster:
     def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
+            memory = replace(memory, host=(*memory.host, *self._host_terms))
         else:
             check_serving(self.layout, self.framework)
             memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
@@ -187,6 +189,15 @@ class Cluster:
             for frozen_part in frozen_model.parts:
                 memory = _with_frozen_model(memory, frozen_part, frozen_part.additional_bytes(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
+
+    @cached_property
+    def _host_terms(self) -> tuple[Term, ...]:
+        """The host memory of a rank that runs whole layers: offloaded activations, and on one device paged states."""
+        if self.layout.dp < self.layout.world:
+            return ()
+        training = self.memory.training()
+        terms = host_terms(self.spec, self.memory.states, training, training.layer_period)
+        return terms if self.layout.world == 1 else terms[: int(training.offload)]
 
     @cached_property
     def evidence(self) -> list[Evidence]:

@@ -192,7 +192,7 @@ class Placements:
             )
         last_message = len(self.messages) if recompute.reentrant else self.last_saved
         indices, repeat = layer.about["indices"], layer.about["repeat"]
-        recomputed_count = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
+        recomputed_count = repeat if indices is None else sum(map(recompute.includes_layer, indices))
         for message in self.messages[start:last_message]:
             if not message.backward:
                 repetitions = exact_div(times(message.times, recomputed_count), repeat)

@@ -18,7 +18,7 @@ from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows
+from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows, verdict_text
 from .memory_data import device_data, execution_data, fits_data, host_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
@@ -87,9 +87,6 @@ PHASE_WORDS = {
 }
 """Phase of reinforcement learning → its name in a sentence."""
 
-VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
-"""Verdict → the words before an accelerator's name in the first line."""
-
 
 def report(
     preset: Preset,
@@ -116,8 +113,7 @@ def report(
         phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    if len(fits) == 1:
-        answer_text += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
+    answer_text += verdict_text(fits)
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
     layout_note = "" if chosen_for is None else _layout_note(chosen_for, fits)

@@ -312,7 +312,8 @@ def _recompute_note(recompute: Recompute) -> str:
     recomputed_part = (
         "every layer's forward"
         if recompute.every == 1
-        else f"the forward of layers 0, {recompute.every}, {2 * recompute.every}, …"
+        else f"the forward of {'all layers but ' * recompute.spares}layers 0, {recompute.every}, "
+        f"{2 * recompute.every}, …"
     )
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 

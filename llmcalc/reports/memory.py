@@ -90,6 +90,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
+    answer_text += verdict_text(accelerator_fits)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *memory_notes(preset, memory, assumed_accelerator)])
@@ -104,6 +105,17 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
         [parts_table, phases, fits_section],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
+
+
+VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
+"""Verdict → the words before an accelerator's name in the first line."""
+
+
+def verdict_text(accelerator_fits: Sequence[Fit]) -> str:
+    """Writes whether a run fits on the accelerator that was named; empty for none and for several."""
+    if len(accelerator_fits) != 1:
+        return ""
+    return f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
 
 
 def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tuple[str, int]]:

@@ -50,7 +50,9 @@ def _adapters_text(memory_use: MemoryUse) -> str:
     adapters = memory_use.adapters
     if adapters is None:
         return ""
-    return f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
+    return f"{'DoRA' if adapters.has_magnitudes else 'LoRA'} of rank {adapters.rank}" + (
+        f" on {adapters.base}" if adapters.base != "none" else ""
+    )
 
 
 PRECISION_TEXTS = {
@@ -77,7 +79,10 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     run_title = run_text(memory_use).partition(" (")[0]
     scheme = memory.settings.fake_quantize
     rounding = "" if scheme is None else f"fake quantization {scheme}"
-    return f"{run_title}: " + ", ".join(text for text in (attention, optimizer_text, precision, rounding) if text)
+    layers = memory.settings.trainable_layers
+    trained_part = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
+    texts = (attention, optimizer_text, precision, trained_part, rounding)
+    return f"{run_title}: " + ", ".join(text for text in texts if text)
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:

@@ -36,6 +36,7 @@ class Adapters:
     quantized_experts: whether a base in 4 bits includes routed experts, which are decoded whole in each pass (axolotl's
         monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
     experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
+    has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class Adapters:
     bitsandbytes: str = ""
     quantized_experts: bool = False
     experts: bool = False
+    has_magnitudes: bool = False
 
     @property
     def keeps_inputs(self) -> bool:

@@ -32,6 +32,9 @@ class Lowering(ProgramLowering):
     include: names of the optional parts that run (`llmcalc.optional`), default none.
     choices: the kernels that run, default the eager ones.
     adapters: the adapters that are trained instead of the weights; default none.
+    first_trained_layer: index of the first layer that is trained, where the last layers alone are; None (default) for
+        all weights.
+    trained_dtype: number format of weights in trained layers; by default that of all.
     inputs: the program's inputs by their rows, and the input of a pipeline stage.
     result: the value that the program computes.
     head: the step of the output layer with its weight and bias, if the loss computes the logits.
@@ -232,10 +235,18 @@ class Lowering(ProgramLowering):
             self._checkpointed_module(module_call.scope, recomputed_module)
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs one layer. With recomputation, only its input is saved."""
+        """Runs one layer. With recomputation, only its input is saved.
+
+        The first trained layer's input wants a gradient, and no frozen layer is checkpointed
+        (llamafactory/model/model_utils/checkpointing.py, `get_custom_gradient_checkpointing_func`).
+        """
         module_scope, recompute = module_call.scope, self.recompute
-        layer_index = module_call.layer_index
-        if layer_index is None or not recompute.layers or layer_index % recompute.every or not is_a_layer(module_scope):
+        layer_index, first_trained_layer = module_call.layer_index, self.first_trained_layer
+        if layer_index is not None and first_trained_layer is not None and recompute.layers:
+            if layer_index < first_trained_layer:
+                return super().layer(module_call, x)
+            x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)
+        if layer_index is None or not recompute.includes_layer(layer_index) or not is_a_layer(module_scope):
             return super().layer(module_call, x)
         layer_runner = self.layer_runner(module_call, *module_scope.layer_values)
         return self.run_checkpointed(layer_runner, [x, *self.carried.values()])

@@ -22,7 +22,16 @@ class ParameterTensors(ValueTensors):
     def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's parameter by name, allocated at the first use. module_path: default the current module."""
         parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
-        return self.parameter(parameter_key, shape, self.dtype, self.adapters is None)
+        is_trained = self.adapters is None and self._is_in_trained_part
+        return self.parameter(parameter_key, shape, self.trained_dtype if is_trained else self.dtype, is_trained)
+
+    @property
+    def _is_in_trained_part(self) -> bool:
+        """Whether the parameters of the running module are trained, if only the last layers are."""
+        if self.first_trained_layer is None:
+            return True
+        indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)
+        return next(indices, -1) >= self.first_trained_layer
 
     def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
         """Returns the stacked weights of all experts.
@@ -75,7 +84,8 @@ class ParameterTensors(ValueTensors):
 
     def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
-        memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
+        memory_meter = self.graph.meter
+        is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
         tensors = [empty(memory_meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
         if parameter_use.has("buffers"):

@@ -79,6 +79,7 @@ class ProgramLowering(CacheTensors):
         )
         dry_run.graph.enabled, dry_run.only_finds_parameters = False, True
         dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
+        dry_run.first_trained_layer, dry_run.trained_dtype = self.first_trained_layer, self.trained_dtype
         dry_run.inputs = {
             rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
             for rows in INPUTS

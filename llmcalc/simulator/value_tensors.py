@@ -58,6 +58,8 @@ class ValueTensors:
         self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
         self.frames: list[Frame] = []
+        self.first_trained_layer: int | None = None
+        self.trained_dtype: Dtype = dtype
         self.memo: dict[Any, Any] = {}
         self.further_outputs: list[Tensor] = []
         self.result: Value | None = None

@@ -440,9 +440,7 @@ class TrainingTimes:
 
 def recomputed_share(recompute: Recompute) -> float:
     """Returns the share of the layers whose whole forward pass runs again."""
-    if not recompute.layers:
-        return 0.0
-    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every
+    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
 def _gradient_buffer_bytes(memory: Memory) -> float | None:
@@ -472,6 +470,8 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     if low_rank.copies:
         modules = ",".join(sorted(low_rank.copies))
         raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+    if low_rank.has_magnitudes:
+        raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = low_rank.base != "none"
     bits = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
     return Adapters(low_rank.rank, low_rank.targets, float(bits))

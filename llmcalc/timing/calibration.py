@@ -167,10 +167,10 @@ def fit_factors(linear_fit: LinearizedRuns) -> Factors:
         scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, errors)))
         common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
-        own = 1 / FACTOR_SPREAD**2
-        shared = own / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
-        curvature = [[own * (i == j) - shared for j in indices] for i in indices]
-        gradient = [own * logarithm - shared * sum(logarithms) for logarithm in logarithms]
+        prior_diagonal = 1 / FACTOR_SPREAD**2
+        prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
+        curvature = [[prior_diagonal * (i == j) - prior_coupling for j in indices] for i in indices]
+        gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for error, parts in zip(errors, linear_fit.parts, strict=True):
             weight = 1 / (scale**2 + error**2)
             estimate = sum(map(operator.mul, factors, parts))

@@ -55,6 +55,15 @@ float32 (6), softmax (8), to 16 bits (6)."""
 ATTENTION_BACKWARD = 2.5
 """Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
 
+DECODED_TILE_ROWS = 16
+"""Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
+
+FUSED_HEAD_DIM = 256
+"""Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
+more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
+kernels of their own.
+"""
+
 LOSS_BACKWARD = 0.7
 """Bytes of the loss's backward pass over those of its forward pass."""
 
@@ -282,24 +291,36 @@ class TimeEstimator:
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield (
-            False,
-            kernel.flops[0] / rate * self._depth_factor(dtype, k),
-            device.memory_seconds(element * (weight + m * k) + output_bytes * m * n),
-        )
+        output = kernel.flops[0] / rate * self._depth_factor(dtype, k)
+        yield from self._with_weights(kernel, False, output, element * weight, element * m * k + output_bytes * m * n)
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
+            moved = element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n)
-            yield True, input_gradient, device.memory_seconds(element * (weight + m * n) + output_bytes * m * k)
+            yield from self._with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            memory = device.memory_seconds((element + 4.0) * weight + element * m * k + output_bytes * m * n)
-            yield True, backward, memory
+            moved = element * m * k + output_bytes * m * n
+            yield from self._with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+
+    def _with_weights(
+        self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
+    ) -> Iterator[tuple[bool, Number, Number]]:
+        """Yields a training product. The weights or their gradients move before it where each expert has a kernel."""
+        if kernel.kind == "experts" and self.stack.separate_experts:
+            yield backward, 0.0, self.device.memory_seconds(weight_bytes)
+            yield backward, compute, self.device.memory_seconds(value_bytes)
+        else:
+            yield backward, compute, self.device.memory_seconds(weight_bytes + value_bytes)
+
+    def _gradient_bytes(self, element: float) -> float:
+        """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
+        return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else element + 4.0
 
     _experts_seconds = _product_seconds
 
@@ -320,9 +341,10 @@ class TimeEstimator:
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
         """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
-        if kernel.kind == "experts" or dtype in (QUANTIZED, "fp32") or not self.stack.pads_rows or is_zero(kernel.m):
+        if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
-        return maximum(1.0, self.device.generation.tile_rows / kernel.m)
+        tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
+        return maximum(1.0, tile_rows / kernel.m)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
         """The time of expert products on the busiest rank over the time with even loads."""
@@ -359,6 +381,8 @@ class TimeEstimator:
         cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            if self.stack.copies_cache:  # reads the cache and writes it with the token's entries
+                cache_bytes *= 3
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
@@ -375,7 +399,10 @@ class TimeEstimator:
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
-        efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
+        older_kernels = device.generation.older_attention
+        efficiency = older_kernels.get(self.stack.attention, 1.0)
+        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
+            efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped

@@ -150,6 +150,7 @@ class Stack(Record):
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
     fused_experts: bool = False
+    separate_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
@@ -172,6 +173,7 @@ class Stack(Record):
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False
+    copies_cache: bool = False
     repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True

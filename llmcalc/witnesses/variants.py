@@ -439,7 +439,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
-        is_recomputed = layer and recompute.layers and int(child_name) % recompute.every == 0
+        is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
         elif is_recomputed or core or path_in_layer in recompute.nodes:
@@ -510,6 +510,47 @@ class Lora(nn.Module):
         return base_output.to(result_dtype)
 
 
+class Dora(Lora):
+    """A LoRA layer with magnitudes, as in peft 0.20 (peft/tuners/lora/variants.py and dora.py)."""
+
+    def __init__(self, base: nn.Linear, adapters: Adapters, device: str) -> None:
+        super().__init__(base, adapters, device)
+        with torch.device(device):
+            self.magnitude = nn.Parameter(torch.ones(base.out_features, dtype=self.lora_A.weight.dtype))
+
+    def forward(self, x: Any) -> Any:
+        result = self.base_layer(x)
+        result_dtype = result.dtype
+        x = x.to(self.lora_A.weight.dtype)
+        base_result = None
+        if isinstance(self.dropout, nn.Identity):
+            base_result = result
+        else:
+            x = self.dropout(x)
+        result = result + self._decomposed_output(x, base_result)
+        return result.to(result_dtype)
+
+    def _decomposed_output(self, x: Any, base_result: Any) -> Any:
+        lora_weight = self._lora_weight().to(x.dtype)
+        weight = self.base_layer.weight.to(x.dtype)
+        weight_norm = self._row_norms(weight, lora_weight.detach()).detach()
+        magnitude_scale = (self.magnitude / weight_norm).view(1, -1)
+        lora_result = self.lora_B(self.lora_A(x))
+        if base_result is None:
+            base_result = F.linear(x, weight)
+        elif self.base_layer.bias is not None:
+            base_result = base_result - self.base_layer.bias
+        return (magnitude_scale - 1) * base_result + magnitude_scale * lora_result * 2.0
+
+    def _lora_weight(self) -> Any:
+        identity = torch.eye(self.lora_A.in_features, device=self.lora_A.weight.device, dtype=self.lora_A.weight.dtype)
+        return self.lora_B(self.lora_A(identity)).T
+
+    def _row_norms(self, weight: Any, lora_weight: Any) -> Any:
+        weight = weight + 2.0 * lora_weight
+        return torch.linalg.norm(weight, dim=1).to(weight.dtype)
+
+
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
     """Freezes all parameters and adds an adapter to each target layer. Layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
@@ -518,7 +559,8 @@ def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") ->
     for name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = name.rpartition(".")
         if child_name in adapters.targets and isinstance(submodule, nn.Linear):
-            lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or Lora(
+            layer = Dora if adapters.has_magnitudes else Lora
+            lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer(
                 submodule, adapters, device
             )
             setattr(module.get_submodule(parent_name), child_name, lora_by_weight[id(submodule.weight)])

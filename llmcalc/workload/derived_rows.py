@@ -27,6 +27,23 @@ IMAGES = Sequences("images")
 
 
 @frozen(slots=True)
+class PaddedSquares(Rows):
+    """The patches of an encoder's pass, with rows and columns padded to whole squares.
+
+    side: the side of a square, in patches.
+    """
+
+    name: str = "padded squares"
+    side: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        if not isinstance(workload, EncoderPass):
+            raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
+        rows, columns = (ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns))
+        return times(rows, columns)
+
+
+@frozen(slots=True)
 class Distances(Rows):
     """One row per distance between a query and a key, shared by all sequences."""
 
@@ -101,6 +118,18 @@ class Padded(Rows):
     def new_rows(self, workload: Workload) -> Number:
         rows = self.of.new_rows(workload)
         return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
+
+
+@frozen(slots=True)
+class Windows(Rows):
+    """One row for each window of `window` rows of `of`, the last of which may be padded."""
+
+    name: str = "windows"
+    of: Rows = PATCHES
+    window: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        return ceil_div(self.of.new_rows(workload), self.window)
 
 
 @frozen(slots=True)

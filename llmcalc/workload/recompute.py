@@ -25,6 +25,7 @@ class Recompute:
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
+    spares: whether every how many-th layer does not, and all others do; false by default.
     core: whether the attention scores do, by themselves.
     reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
     saved_operations: operations in a layer whose results are saved, none by default.
@@ -40,6 +41,16 @@ class Recompute:
     saved_operations: frozenset[str] = frozenset()
     alternate: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
+    spares: bool = False
+
+    def includes_layer(self, layer_index: int) -> bool:
+        """Whether the whole layer with an index runs again."""
+        return self.layers and (layer_index % self.every == 0) is not self.spares
+
+    @property
+    def share_of_layers(self) -> float:
+        """The share of the layers that run again as a whole."""
+        return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 
 NONE = Recompute()
@@ -80,18 +91,21 @@ EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (module
 
 
 def recompute_of(text: str) -> Recompute:
-    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
+    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
+
+    Launch files have `but-every:N` too: all layers but every N-th.
+    """
     name, _, interval_text = text.partition(":")
     if text in MODES or text in OF_TRAINERS:
         return MODES.get(text) or OF_TRAINERS[text]
     if (
-        name == "every"
+        name in ("every", "but-every")
         and interval_text.isascii()
         and interval_text.isdigit()
         and len(interval_text) < 20
-        and int(interval_text) > 0
+        and int(interval_text) > (name == "but-every")
     ):
-        return Recompute(layers=True, every=int(interval_text))
+        return Recompute(layers=True, every=int(interval_text), spares=name == "but-every")
     if name == "nodes" and all(interval_text.split(",")):
         nodes = frozenset(interval_text.split(","))
         for node_path in nodes:

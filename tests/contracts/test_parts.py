@@ -30,6 +30,7 @@ from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.exclusive import ExclusiveAttention
 from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
+from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
@@ -229,7 +230,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(head=head).model_copy(update={"encoder": decoder().decoder, "decoder": None, slot: part})
         case UnusedEmbedding():
             return decoder(unused_embedding=part)
-        case ContextAttention():
+        case ContextAttention() | LatentContextAttention():
             states = TargetStates(states=2, start="embedding", output_norm=NORM)
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
             stack = Stack(num_hidden_layers=2, block=block, streams=states, final_norm=NORM)

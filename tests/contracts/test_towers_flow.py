@@ -18,6 +18,7 @@ from llmcalc.components.base import ModelProperties
 from llmcalc.components.towers import TOWERS, record
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
+from llmcalc.components.towers.convnext import ConvNextEncoder
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
@@ -136,7 +137,7 @@ def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(ex
     )
     assert recorder.memo["keys and values"] is handed
     attending = [step for step in recorder.root.steps() if step.verb == "attention"]
-    assert attending or isinstance(example, Projector | PatchEmbedder)
+    assert attending or isinstance(example, Projector | PatchEmbedder | ConvNextEncoder)
     for step in attending:
         assert step.options["causal"] is False
         assert step.op is None or not step.op.causal  # type: ignore[attr-defined]
@@ -197,7 +198,7 @@ def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape:
     recorder, made = recorded(spec.towers)
     above: list[str] = []
     for name, tower in spec.towers.items():
-        if isinstance(tower, Projector) and above and not tower.raw and tower.encoder_layers == 1:
+        if isinstance(tower, Projector) and above and not tower.raw and max(tower.encoder_layers, tower.encoders) == 1:
             (read,) = read_by(recorder, name)
             (of,) = (one for one in above if made[one].storage is read)
             assert of in (above[0], above[-1])

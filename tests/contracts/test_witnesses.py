@@ -261,6 +261,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part vision_experts": UNREAD,
         "part query_factors": NOT_RUN,
         "part pooled": NOT_RUN,
+        "part token_indexer": NOT_RUN,
         "part shared_scores": NOT_RUN,
         "part value_experts": NOT_RUN,
         **dict.fromkeys(("layer delayed_hyper", "streams delayed_hyper", "mixer shared_entries"), NOT_RUN),
@@ -280,6 +281,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 RULES = (
     *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
     *("slices", "split", "tiles", "native_tiles", "dynamic_hd", "hd_transform", "crops", "chunks", "recording"),
+    "patch_grid",
 )
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
@@ -292,6 +294,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "optimizer sgd under megatron": "no published run has it",
     "mixer fourier": "new: torch's transform was not compared",
     "mixer context": DRAFTED,
+    "mixer latent_context": DRAFTED,
     "layer draft": DRAFTED,
     "layer grouped_conv": DRAFTED,
     "streams target_states": DRAFTED,

@@ -20,6 +20,7 @@ from llmcalc.components.layers.looped import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.chunked import ChunkedAttention
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
@@ -255,7 +256,7 @@ CHECKPOINTED = {
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
         if "decoder" in getattr(mixer, "sides", ())
-        if mixer not in (MergedAttention, ContextAttention, NgramAttention, ChunkedAttention)
+        if mixer not in (MergedAttention, ContextAttention, LatentContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
@@ -338,7 +339,9 @@ def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     assert measured_training_step(spec, 2, 7, reentrant=False) == count.total - count.skipped_by_early_stop
 
 
-@pytest.mark.parametrize("mode", ["every:2", "every:3", "attention", "attention+matmuls", "nodes:self_attn,mlp"])
+@pytest.mark.parametrize(
+    "mode", ["every:2", "every:3", "but-every:3", "attention", "attention+matmuls", "nodes:self_attn,mlp"]
+)
 @pytest.mark.parametrize("number", [0, 1, 3, 12])
 def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
     """Of three layers; without reentrance, which stops early."""

@@ -11,12 +11,13 @@ import torch
 
 from llmcalc import cost, fit, flops, kv, load, memory, time
 from llmcalc.costs.encoders import encoded_inputs
-from llmcalc.device_memory.encoders import encoder_peaks
+from llmcalc.device_memory.encoders import encoder_peaks, unreplayed_encoders
 from llmcalc.errors import InputError
 from llmcalc.simulator.choices import Choices
 from llmcalc.workload.inputs import Inputs
 from tests.builders import spec_of
 from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
 
 MODEL = "qwen2.5-vl-3b"
 
@@ -207,3 +208,15 @@ def test_the_first_input_of_an_encoder_stays_where_its_class_holds_it(
     (peak,) = encoder_peaks(spec, encoded_inputs(spec, Inputs(image="56x56")), "float32", Choices(attention="flash"))
     pixels, grid = torch.zeros(8 * 8, 3 * 2 * 7 * 7), torch.tensor([[1, 8, 8]])
     assert _bytes_held_by_class(lambda: encoder(pixels, grid)) - peak.bytes == index_bytes
+
+
+def test_what_has_no_replay_is_named_and_a_projector_with_layers_is_no_encoder() -> None:
+    """SAM's windows and SAN-M's memory are not replayed; Fun-ASR's projector has layers too."""
+    for kind, name, inputs in (
+        ("got_ocr2", "vision_tower", Inputs(image="30x20")),
+        ("fun_asr_nano", "audio_tower", Inputs(audio=1.0)),
+    ):
+        spec = spec_of(wrapped(kind, WRAPPERS[kind][2][0]))
+        encoded = encoded_inputs(spec, inputs)
+        assert unreplayed_encoders(spec, encoded) == [name]
+        assert encoder_peaks(spec, encoded, "float32", Choices()) == []

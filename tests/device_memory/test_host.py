@@ -39,6 +39,15 @@ def test_pinned_memory_is_a_power_of_two(size: int, pinned: int) -> None:
     assert pinned_bytes(size) == pinned
 
 
+def test_each_rank_of_shards_keeps_its_activations_on_the_host() -> None:
+    options = {"recompute": "full", "offload_activations": True, "seq": 256}
+    model = "llama3.2-1b?num_hidden_layers=4"
+    whole = host(model, **options)
+    for sharded in ({"fsdp": 2}, {"zero": 3, "devices": 2, "framework": "deepspeed"}):
+        data = llmcalc.memory(model, phase="training", **options, **sharded).document
+        assert {term["name"]: term["bytes"] for term in data["host"]} == whole
+
+
 def test_recomputed_layers_keep_their_inputs_on_the_host() -> None:
     """16 inputs of 512 · 2048 numbers in bf16; what the norm and the loss after the layers keep moves too."""
     sizes = [

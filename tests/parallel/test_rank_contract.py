@@ -15,6 +15,7 @@ import pytest
 from llmcalc.components.choices import LAYERS, all_components
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import params, total_of
@@ -39,7 +40,8 @@ EXAMPLES = {
     f"{part.__name__}-{i}": example
     for part in (*all_components(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
-    if part is not ContextAttention and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
+    if part not in (ContextAttention, LatentContextAttention)
+    and not (isinstance(example, Stack) and example.block.type == "grouped_conv")
     # of drafts, which are counted whole beside a target
 }
 

@@ -14,7 +14,7 @@ from llmcalc.simulator.autograd import Graph, backward, saved_storages
 from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import Eager
-from llmcalc.simulator.tensor import DTYPES, INT64, Tensor, empty
+from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.measure import default_dtype
 from llmcalc.workload.recompute import NONE, Recompute
@@ -59,6 +59,8 @@ def without_values(
     dtype: str = "bfloat16",
     adds_in_place: bool = False,
     on_sum: Callable[[Any, bool], None] | None = None,
+    first_trained_layer: int | None = None,
+    trained_dtype: Dtype | None = None,
 ) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
 
@@ -71,13 +73,14 @@ def without_values(
     run = Eager(
         graph,
         RunConfig(Workload(batch=batch, seq=seq, source=seq, phase="training")),
-        DTYPES["float32" if autocast else dtype],
+        DTYPES["float32" if autocast and trained_dtype is None else dtype],
         True,
         recompute,
         include,
         choices,
         adapters,
     )
+    run.first_trained_layer, run.trained_dtype = first_trained_layer, trained_dtype or run.dtype
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (batch, seq), INT64)

@@ -58,6 +58,55 @@ def test_torchtune_casts_nothing(number: int, dropout: bool, monkeypatch: pytest
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
+class PlainWithMagnitudes(variants.Dora):
+    """torchtune/modules/peft/dora.py, `DoRALinear.forward`."""
+
+    def forward(self, x: Any) -> Any:
+        base_out = self.base_layer(x)
+        x = self.dropout(x)
+        lora_out = self.lora_B(self.lora_A(x))
+        lora_weight = self._lora_weight()
+        weight = self.base_layer.weight.to(x.dtype)
+        weight_norm = self._row_norms(weight, lora_weight.detach()).detach()
+        mag_norm_scale = (self.magnitude / weight_norm).view(1, -1)
+        dora_out = (mag_norm_scale - 1) * base_out + mag_norm_scale * lora_out * 2.0
+        return dora_out + base_out
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("number", [0, 2])
+def test_magnitudes_of_torchtune(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_magnitudes=True)
+    monkeypatch.setattr(variants, "Dora", PlainWithMagnitudes)
+    held = without_values(spec(number), adapters=how)
+    assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
+
+
+def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() -> None:
+    """Autocast casts no weight in bf16; weights in float32 beside bf16 activations are refused."""
+    model = llmcalc.load("qwen3.5-0.8b?decoder.num_hidden_layers=4").model
+    adapters = Adapters(4, frozenset({"q_proj", "k_proj"}))
+    run = Training(1, 64, autocast=True, adapters=adapters)
+    assert replay(model, run).after > 0
+    with pytest.raises(Unsupported, match="no published kernels under autocast"):
+        replay(model, Training(1, 64, autocast=True, dtype="float32", adapters=adapters))
+
+
+def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
+    """DoRA has one number of 4 bytes for each output of an adapted layer, and a base in 8 bits is refused."""
+    layers = "llama3.2-1b?num_hidden_layers=2"
+    lora, dora = (
+        llmcalc.memory(layers, lora_rank=8, lora_targets=("q_proj", "down_proj"), use_dora=is_dora, seq=128).document
+        for is_dora in (None, True)
+    )
+    weights = [document["memory"]["weights"] for document in (lora, dora)]
+    assert weights[1] - weights[0] == 2 * 4 * (2048 + 2048)
+    with pytest.raises(InputError, match="--use-dora with --base int8: not modelled together"):
+        llmcalc.memory(layers, lora_rank=8, use_dora=True, base="int8")
+    with pytest.raises(InputError, match="--use-dora: litgpt has no DoRA"):
+        llmcalc.memory(layers, lora_rank=8, use_dora=True, lora_library="litgpt")
+
+
 @pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2"])
 @pytest.mark.parametrize("number", [0, 2])
 def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str) -> None:

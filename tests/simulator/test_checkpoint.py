@@ -73,7 +73,7 @@ def test_where_it_cannot_it_is_refused(mode: str, said: str) -> None:
         without_values(around_a_model(MIXTURES[CARRIES]), recompute=recompute_of(mode))
 
 
-@pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2"])
+@pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2", "but-every:2"])
 def test_it_reads_the_same_state_again(mode: str) -> None:
     """The gradients of the reference are those without recomputation."""
     spec = deep(around_a_model(MIXTURES[CARRIES]), 3)
@@ -107,11 +107,13 @@ def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> Non
 def test_an_option_says_what_runs_again() -> None:
     assert recompute_of("none") is NONE
     assert recompute_of("every:3") == Recompute(layers=True, every=3)
+    assert recompute_of("but-every:3") == Recompute(layers=True, every=3, spares=True)
     assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "nodes:", "nodes:a,"]
+    "text",
+    ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "but-every:1", "nodes:", "nodes:a,"],
 )
 def test_an_unknown_option_is_refused(text: str) -> None:
     with pytest.raises(

@@ -18,10 +18,17 @@ from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
 
+ALL = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+
 HOW = {
     "queries and values": Adapters(4, frozenset({"q_proj", "v_proj"})),
-    "all": Adapters(3, frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})),
+    "all": Adapters(3, ALL),
     "dropout": Adapters(4, frozenset({"q_proj", "down_proj"}), dropout=True),
+    "with magnitudes": Adapters(3, ALL, has_magnitudes=True),
+    "with magnitudes and dropout": Adapters(3, ALL, dropout=True, has_magnitudes=True),
+    "with magnitudes, of the weights' type": Adapters(
+        4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16, has_magnitudes=True
+    ),
     "of the weights' type": Adapters(4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16),
 }
 

@@ -22,13 +22,18 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
         *("Keye", "isaac", "llavaonevision1_5", "locateanything"),  # their own code
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
-        "openvla",  # two encoders read an image
+        *("openvla", "deepseek_vl_hybrid"),  # two encoders read an image
+        "idefics2",  # its published processor may cut an image into four, which its class's default does not
+        *("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),  # slices of other sizes than the whole image, not padded
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
         "t5gemma2",  # its images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames
     },
-    "audio": {"moss_transcribe_diarize"},  # lengths in chunks of Whisper's encoder
+    "audio": {
+        "moss_transcribe_diarize",  # lengths in chunks of Whisper's encoder
+        "vibevoice_asr",  # two encoders read a recording
+    },
 }
 """Option → wrappers whose processor's rule is not stated, with the reason."""
 

@@ -82,6 +82,14 @@ GPT2 = {
     "vocab_size": 50257,
     "dropout": 0.0,
 }
+GPT_OSS_20B: dict[str, Any] = {
+    "num_hidden_layers": 24, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088, "hidden_size": 2880,
+    "intermediate_size": 2880, "swiglu_limit": 7.0, "head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "sliding_window": 128, "initial_context_length": 4096, "rope_theta": 150000, "rope_scaling_factor": 32.0,
+    "rope_ntk_alpha": 1, "rope_ntk_beta": 32,
+}  # fmt: skip
+"""original/config.json of openai/gpt-oss-20b."""
+
 NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
 
 
@@ -92,6 +100,7 @@ NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 
         (MISTRAL_7B, "mistral-7b"),
         ({**MISTRAL_7B, "moe": {"num_experts": 8, "num_experts_per_tok": 2}}, "mixtral-8x7b"),
         (GPT2, "gpt2"),
+        (GPT_OSS_20B, "gpt-oss-20b"),
         (SIMUMAX, "deepseek-v3"),
         (SIMUMAX_MIXTRAL, "mixtral-8x7b"),
         (SIMUMAX_LLAMA, "llama2-70b"),
@@ -171,6 +180,51 @@ def test_nanogpt_without_biases_has_the_parameters_that_it_prints() -> None:
     assert total - 1024 * 768 == 123_587_328
 
 
+MINIMIND: dict[str, Any] = {
+    "model_type": "minimind", "vocab_size": 6400, "hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 8,
+}  # fmt: skip
+LATER = {**MINIMIND, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 1}
+EARLIER = {**MINIMIND, "num_key_value_heads": 2, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}
+FIRST = {
+    "model_type": "minimind", "vocab_size": 6400, "dim": 768, "n_layers": 16, "n_heads": 8, "n_kv_heads": 2,
+    "hidden_dim": 2048, "multiple_of": 64, "n_routed_experts": 4, "n_shared_experts": True, "use_moe": False,
+}  # fmt: skip
+"""config.json of github.com/HYanChen/MiniMind2."""
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (LATER, 64),
+        ({**LATER, "use_moe": True}, 198),
+        ({**EARLIER, "hidden_size": 512}, 26),
+        ({**EARLIER, "hidden_size": 640, "use_moe": True}, 145),
+        (FIRST, 104),
+    ],
+)
+def test_versions_of_minimind_have_the_sizes_of_its_readme(config: dict[str, Any], published: int) -> None:
+    assert round(llmcalc.params(config).total / 1e6) == published
+
+
+def test_the_later_minimind_with_experts_is_198m_a64m() -> None:
+    assert round(llmcalc.params({**LATER, "use_moe": True}).active / 1e6) == 64
+
+
+def test_each_shared_expert_of_minimind_is_one_more_network() -> None:
+    one, two = ({**EARLIER, "use_moe": True, "n_shared_experts": count} for count in (1, 2))
+    assert llmcalc.params(two).total - llmcalc.params(one).total == 8 * 3 * 768 * 2048
+    first = {**FIRST, "use_moe": True, "num_experts_per_tok": 2}
+    routed_alone = {**first, "n_shared_experts": None}
+    assert llmcalc.params(first).total - llmcalc.params(routed_alone).total == 16 * 3 * 768 * 2048
+    assert llmcalc.params({**first, "n_shared_experts": 2}).total == llmcalc.params(first).total
+
+
+@pytest.mark.parametrize("config", [MINIMIND, LATER | EARLIER])
+def test_a_version_of_minimind_is_told_by_its_experts(config: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"num_experts.*expected either num_experts .since 2026. or n_routed_experts"):
+        llmcalc.params(config)
+
+
 def test_mlcs_config_is_that_of_its_model() -> None:
     fields = {
         "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -217,6 +271,8 @@ def test_mlcs_config_is_that_of_its_model() -> None:
             {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},
             "fields of TencentPretrain: they state no size of a vocabulary",
         ),
+        ({**GPT_OSS_20B, "experts_per_token": 0}, "experts_per_token: 0; expected a positive whole number"),
+        ({**GPT_OSS_20B, "rope_scaling_factor": "32"}, "rope_scaling_factor: '32'; expected a positive number"),
         ({**SIMUMAX, "use_swiglu": False}, "use_swiglu: False; expected true"),
         ({**SIMUMAX, "layer_num": 0}, "layer_num: 0; expected a positive whole number"),
         ({**SIMUMAX, "dense_layers": "3"}, "dense_layers: '3'; expected a number from 0 to"),

@@ -232,3 +232,15 @@ def test_sections_of_a_models_own_form_are_read(kind: str, section: dict[str, ob
     assert remark in description.notes
     assert description.model.hidden_size == QWEN["hidden_size"]
     assert description.model.vocab_size == QWEN["vocab_size"]
+
+
+def test_settings_that_ernies_trainer_saves_change_no_count() -> None:
+    """`num_acc_steps` is the run's `gradient_accumulation_steps`, by which its code divides the routers' loss."""
+    config = config_of("ernie-4.5-vl-28b-a3b-thinking")
+    saved = {**config, "num_acc_steps": 8, "per_device_train_batch_size": 2, "multi_token_pred_lambda": 0.3}
+    assert llmcalc.params(saved).total == llmcalc.params(config).total
+
+
+def test_glm_asr_repeats_the_size_of_its_rotation_outside_of_its_text_model() -> None:
+    config = config_of("glm-asr-nano")
+    assert llmcalc.params({**config, "rope_dim": 128}).total == llmcalc.params(config).total

@@ -88,6 +88,15 @@ BY_HAND["qwen3.6-27b-dflash2"] = [
     ] * 5,
     (248320, 256), (248320, 256), (256, 5120),
 ]  # fmt: skip
+# the same with latent attention, and 448 groups; the embedding in the checkpoint is the target's
+BY_HAND["kimi-k3-dflash2"] = [
+    (7168, 5 * 7168), *[(7168,)] * 2,
+    *[
+        (1536, 7168), (1536,), (64 * 192, 1536), (576, 7168), (512,), (64 * 256, 512), (7168, 64 * 128),
+        *[(14336, 7168)] * 3, (7168,), (7168,), *[(2, 2, 7168), (2 * 2 * 448, 7168)] * 2,
+    ] * 5,
+    (163840, 256), (163840, 256), (256, 7168),
+]  # fmt: skip
 BY_HAND["qwen3-8b-dspark"] = [
     *BY_HAND["qwen3-8b-dflash"], (151936, 256), (151936, 256), (1, 4096 + 256), (1,),
 ]  # markov_w1 and w2, the score of acceptance with its bias  # fmt: skip
@@ -268,12 +277,20 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
         ),
         ({"architectures": ["EagleDeepSeekMTPModel"]}, "EagleDeepSeekMTPModel is the class of a draft model whose"),
         (
-            {"architectures": ["DSparkDraftModel"], "dflash_config": {"attention_mode": "mla"}},
-            "'mla' is the attention of",
+            {"architectures": ["DSparkDraftModel"], "dflash_config": {"attention_mode": "kda"}},
+            "'kda' is the attention of",
         ),
         (
-            {"architectures": ["DSparkDraftModel"], "attention_modes": ["gqa", "kda"]},
-            "'kda' is the attention of a draft",
+            {"architectures": ["DSparkDraftModel"], "attention_modes": ["gqa", "mla"]},
+            "'mla' is the attention of a draft",
+        ),
+        (
+            {"architectures": ["DFlashDraftModel"], "attention_mode": "gqa", "kv_lora_rank": 512},
+            "kv_lora_rank: 512 is a field of a draft model whose",
+        ),
+        (
+            {**DRAFTS["kimi-k3-dflash2"]["config"], "mla_use_output_gate": True},
+            "mla_use_output_gate: true; expected one of null, false",
         ),
     ],
 )

@@ -32,6 +32,7 @@ IMAGE_RULES = PartChoice(
         "covering": "inputs.covering:Covering",
         "budget": "inputs.budget:Budget",
         "slices": "inputs.slices:Slices",
+        "patch_grid": "inputs.patch_grid:PatchGrid",
     },
 )
 AUDIO_RULES = PartChoice(

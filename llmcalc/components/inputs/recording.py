@@ -1,6 +1,7 @@
 """The rule for recordings that are read whole, in a number of frames that depends on their length.
 
-transformers: models/gemma3n, gemma4, gemma4_unified and phi4_multimodal (feature_extraction and processing files).
+transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech
+(feature_extraction and processing files).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Recording(AudioRule):
     multiple: the number of samples to a multiple of which the processor pads, 1 by default. The encoder reads the
         padding too, which becomes no token.
     frames_per_token: the frames that become one token, 1 by default.
+    tokens_at_once: the tokens that so many frames become together, of which the last may be padded (Granite Speech), 1
+        by default.
     tokens: the tokens of every recording, however short; by default they follow its frames.
     max_seconds: the longest recording, whose rest the processor drops; by default there is no limit.
     marks: the further tokens that the processor writes around a recording, 0 by default.
@@ -35,6 +38,7 @@ class Recording(AudioRule):
     lead: int = Field(default=0, ge=0, le=2**40, strict=True)
     multiple: Width = 1
     frames_per_token: Width = 1
+    tokens_at_once: Width = 1
     tokens: Width | None = None
     max_seconds: Width | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
@@ -45,7 +49,8 @@ class Recording(AudioRule):
         frames = self._frames_of(samples)
         if frames < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
-        tokens = -(-frames // self.frames_per_token) if self.tokens is None else self.tokens
+        groups = -(-frames // self.frames_per_token)
+        tokens = groups * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-samples // self.multiple) * self.multiple
         return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
 

@@ -18,6 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
 from ..mixers.context import ContextAttention
+from ..mixers.latent_context import LatentContextAttention
 from ..runtime import ForwardPass, vector
 from .block import Sharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
@@ -38,7 +39,7 @@ class GroupedConvLayer(PreNormLayer):
     alone: ClassVar[bool] = False
 
     type: Literal["grouped_conv"] = "grouped_conv"
-    attention: ContextAttention
+    attention: ContextAttention | LatentContextAttention = Field(discriminator="type")
     conv_kernel_size: int = Field(ge=1, le=64, strict=True)
     conv_group_size: Inner
 

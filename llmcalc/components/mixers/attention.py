@@ -97,8 +97,8 @@ class Attention(TokenMixer):
         window (Gemma 3n, Gemma 4), or from a target model's cache (drafts of Gemma 4); false by default.
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
-    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3, Qwen4-Exp); none by
-        default.
+    block_indexer: the part that selects the earlier tokens to attend to, in blocks (MiniMax-M3, Qwen4-Exp) or one by
+        one (Naive-N0.5-Flash); none by default.
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     float32_scores: whether queries and keys are copied to float32, in which their scores are computed (GPT-Neo, GPT-J,
@@ -535,11 +535,13 @@ class Attention(TokenMixer):
         from .output_gate import OutputGate
         from .qk_norm import QKNorm
         from .query_factors import QueryFactors
+        from .token_indexer import TokenIndexer
         from .value_experts import ValueExperts
 
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
+        token_indexer = TokenIndexer(index_n_heads=3, index_head_dim=8, index_topk=5, rotary_dim=4)
         four_heads = partial(cls, num_attention_heads=4)
         grouped = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
         few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
@@ -575,6 +577,7 @@ class Attention(TokenMixer):
                 head_dim=8, output_gate=OutputGate(per="element", gate_func="softplus"), value_experts=biased_experts
             ),
             four_heads(output_gate=OutputGate(per="head", gate_func="silu"), value_experts=one_expert),
+            grouped(head_dim=8, v_head_dim=5, block_indexer=token_indexer),
         ]
 
 

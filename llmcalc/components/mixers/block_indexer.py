@@ -35,6 +35,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+def require_all_earlier_tokens(attention: AttentionFields) -> None:
+    """Raises `ValueError` for attention that lacks keys of some earlier tokens."""
+    if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
+        raise ValueError(
+            "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
+        )
+
+
+def require_decoder(stack_position: StackPosition) -> None:
+    """Raises `ValueError` for attention with an indexer in an encoder."""
+    if stack_position.side == "encoder":
+        raise ValueError(f"{stack_position.where}.block_indexer: stands in causal attention; expected a decoder")
+
+
 class BlockIndexer(Part):
     """Small query heads that score one key per token and select blocks of tokens for some of the attention heads.
 
@@ -58,10 +72,7 @@ class BlockIndexer(Part):
 
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
-        if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
-            raise ValueError(
-                "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
-            )
+        require_all_earlier_tokens(attention)
         if attention.num_attention_heads % self.index_n_heads or self.index_head_dim % 2:
             raise ValueError(
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
@@ -72,8 +83,7 @@ class BlockIndexer(Part):
 
         stack_position: of the attention.
         """
-        if stack_position.side == "encoder":
-            raise ValueError(f"{stack_position.where}.block_indexer: stands in causal attention; expected a decoder")
+        require_decoder(stack_position)
 
     @property
     def chosen_tokens(self) -> int:

@@ -89,7 +89,7 @@ class Indexer(Part):
 
     def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
         """Builds the indexer. query: the width of the queries' input. rope: the rotated dimensions, 0 for none."""
-        return _reference_class()(self, model_properties.hidden_size, query, rope, theta)
+        return indexer_reference_class()(self, model_properties.hidden_size, query, rope, theta)
 
 
 @cache
@@ -111,7 +111,7 @@ def indexer_core_class() -> type[nn.Module]:
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
+def indexer_reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

@@ -20,7 +20,7 @@ from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate
 from ..runtime import ForwardPass, cache_class
-from .block_indexer import BlockIndexer
+from .block_indexer import BlockIndexer, require_all_earlier_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,10 +42,7 @@ class MeanIndexer(BlockIndexer):
     index_local_blocks: None = None  # type: ignore[assignment]
 
     def check_attention(self, attention: AttentionFields) -> None:
-        if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
-            raise ValueError(
-                "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
-            )
+        require_all_earlier_tokens(attention)
         if self.index_head_dim % 2:
             raise ValueError(f"block_indexer.index_head_dim: {self.index_head_dim} is odd; expected an even number")
 

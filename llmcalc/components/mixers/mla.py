@@ -331,8 +331,7 @@ class MLA(TokenMixer):
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
-    import torch
+def expansion_class() -> type[nn.Module]:
     from torch import nn
 
     class Expansion(nn.Linear):
@@ -349,6 +348,14 @@ def _reference_class() -> type[nn.Module]:
             if absorbed_form == "value":  # [batch, heads, tokens, latent] → [.., value]
                 return x @ head_weights[:, self.nope :].transpose(-1, -2)
             return super().forward(x)
+
+    return Expansion
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
 
     class MLAReference(nn.Module):
         """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
@@ -375,7 +382,7 @@ def _reference_class() -> type[nn.Module]:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             if spec.norm is not None and spec.key_norm and not spec.kv_shared:
                 self.k_rope_norm = norm_reference(spec.norm, spec.qk_rope_head_dim)
-            self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
+            self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func

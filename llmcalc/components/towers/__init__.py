@@ -22,10 +22,14 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .convnext import ConvNextEncoder
+    from .ctc_conformer import CtcConformer
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
     from .patches import PatchEmbedder
     from .projector import Projector
+    from .sam import SamEncoder
+    from .san_m import SanMEncoder
     from .vision import VisionTower
 
 TOWERS = PartChoice(
@@ -34,15 +38,21 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "convnext": "towers.convnext:ConvNextEncoder",
+        "ctc_conformer": "towers.ctc_conformer:CtcConformer",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
+        "sam": "towers.sam:SamEncoder",
+        "san_m": "towers.san_m:SanMEncoder",
     },
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | ImageTokenizer | MobileNet | PatchEmbedder | Projector
+    VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | SanMEncoder
+    Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""
@@ -59,18 +69,19 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
     """Yields each tower, and the names of the earlier towers whose output the tower may read.
 
     A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
-    it. Other towers read none.
+    it, each with the projectors after it. Other towers read none.
     """
     readable: list[str] = []
-    encoder_names: list[str] = []
+    encoder_outputs: list[str] = []
     for name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
             yield name, tower, []
             readable = [name]
-            encoder_names.append(name)
+            encoder_outputs.append(name)
         else:
-            yield name, tower, readable if tower.encoders == 1 else encoder_names[-tower.encoders :]
+            yield name, tower, readable if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
             readable = [*readable[:1], name]
+            encoder_outputs[-1:] = [name]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:

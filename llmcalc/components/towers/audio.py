@@ -17,6 +17,7 @@ from ..added_position import Learned, Sinusoidal
 from ..base import ModelProperties, StackPosition, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
+from ..layers.conformer import ConformerLayer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -58,7 +59,7 @@ class AudioTower(TowerPart):
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None
-        return self.stack.stem.frames_read()
+        return self.stack.stem.frames_of_recording()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         with recorder.apart(causal=False):
@@ -92,7 +93,9 @@ class AudioTower(TowerPart):
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
         spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **fields)
-        return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum)]
+        whole = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
+        conformer = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole)
+        return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum, conformer)]
 
 
 @cache

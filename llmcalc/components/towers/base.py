@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component
+from ..base import Component, ModelProperties, Part, Width
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class TowerPart(Component):
@@ -22,3 +28,27 @@ class TowerPart(Component):
     def input_value(self) -> Value:
         """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")
+
+
+class LearnedQueries(Part):
+    """A fixed number of learned queries that read the patches of an image, or windows of audio.
+
+    queries: the number of queries, and of vectors that an image or a window becomes.
+    hidden_size: the width of the queries.
+    """
+
+    queries: Width
+    hidden_size: Width
+
+    def check_input(self, input_size: int) -> None:
+        """Raises `ValueError` if the queries cannot read patches of this width."""
+        if self.hidden_size != input_size:
+            raise ValueError(f"resampler.hidden_size: {self.hidden_size} differs from input_size {input_size}")
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the queries' reading and returns their vectors. x: the patches."""
+        raise TypeError(f"{type(self).__name__} has no flow")
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        """Builds the module: forward(x [images, patches, width]) → [images, queries, hidden_size]."""
+        raise TypeError(f"{type(self).__name__} has no reference")

@@ -1,7 +1,7 @@
 """A VQ-VAE that turns an image into tokens of the vocabulary: a convolutional encoder, a codebook, and a decoder.
 
 van den Oord 2017 (arXiv:1711.00937); with norms that read the codes, Zheng 2022 (arXiv:2209.09002). transformers:
-models/emu3 (`Emu3VQVAE`).
+models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`: Wu 2024, arXiv:2410.13848, §3.1).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Merged, Multiple
 from ...workload.rows import Rows
-from ..base import ModelProperties, Vocab, Width
+from ..base import Flag, ModelProperties, Part, Vocab, Width
 from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .base import TowerPart
+from .projector import Map
 from .vision import Patches
 
 if TYPE_CHECKING:
@@ -30,6 +31,29 @@ if TYPE_CHECKING:
 
 AFFINE = Norm.model_construct(type="affine")
 """The product and the sum with the weights of a batch norm."""
+
+
+class ImageGeneration(Part):
+    """The weights with which a text model generates tokens of images: embeddings, their projection, and a head.
+
+    Text alone and images that are read do not use them: their parameters are counted, no FLOPs.
+
+    maps: the linear layers from an embedding to the text model's width.
+    head_input_size: the width that the head reads.
+    head: the linear layers of the head, whose last has an output for each row of the codebook.
+    """
+
+    maps: tuple[Map, ...] = Field(min_length=1, max_length=100)
+    head_input_size: Width
+    head: tuple[Map, ...] = Field(min_length=1, max_length=100)
+
+    def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
+        """Records the weights. codes: rows of the codebook."""
+        embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
+        hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
+        for name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
+            for i, linear in enumerate(maps, 1):
+                x = linear.flow(recorder, x, f"{name}_{i}")
 
 
 class ImageTokenizer(TowerPart):
@@ -50,9 +74,12 @@ class ImageTokenizer(TowerPart):
     latent_channels: the number of channels that the encoder gives.
     embed_dim: the width of a row of the codebook.
     codebook_size: the number of rows of the codebook.
+    over_frames: whether images are frames of videos, true by default: the convolutions around the codebook and residual
+        blocks read several frames, and the norms of the decoder read the rows of the codebook.
     temporal_levels: how often the number of frames is halved, 0 by default.
     norm: the norm of groups of channels.
     norm_groups: the number of those groups, 32 by default.
+    generation: the weights with which the text model generates tokens of images, none by default.
     image: how the processor resizes an image; none by default, where that is not known.
     """
 
@@ -69,9 +96,11 @@ class ImageTokenizer(TowerPart):
     latent_channels: Width
     embed_dim: Width
     codebook_size: Vocab
+    over_frames: Flag = True
     temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)
     norm: Norm
     norm_groups: int = Field(default=32, ge=1, le=1000, strict=True)
+    generation: ImageGeneration | None = None
     image: ImageInput | None = None
 
     @model_validator(mode="after")
@@ -82,7 +111,9 @@ class ImageTokenizer(TowerPart):
                     f"channel_multiplier: {multiple} × {self.base_channels} channels have no {self.norm_groups} equal "
                     f"groups; expected multiples of {self.norm_groups}"
                 )
-        if self.embed_dim != self.latent_channels:
+        if not self.over_frames and self.temporal_levels:
+            raise ValueError("temporal_levels: halves frames of videos; expected 0, or over_frames = true")
+        if self.over_frames and self.embed_dim != self.latent_channels:
             raise ValueError(
                 f"embed_dim: {self.embed_dim}; expected {self.latent_channels}, which is latent_channels, because the "
                 "decoder's blocks over frames read rows of the codebook too"
@@ -112,11 +143,19 @@ class ImageTokenizer(TowerPart):
         """Records the tokenizer and returns the vectors that are compared with the codebook."""
         with recorder.scope("encoder"), recorder.apart(causal=False):
             x = self._encode(recorder, x)
-        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=3)
+        x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
         recorder.linear("codebook", x, Axis("codes", self.codebook_size))
         with recorder.scope("decoder", role="idle"), recorder.apart(causal=False):
             self._decode(recorder, x)
+        if self.generation is not None:
+            with recorder.scope("generation", role="idle"):
+                self.generation.flow(recorder, x, self.codebook_size)
         return x.view(Axis("hidden", self.embed_dim))
+
+    @property
+    def _frames_convolved(self) -> int:
+        """The frames that the convolutions around the codebook read."""
+        return 3 if self.over_frames else 1
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
         """Records the encoder."""
@@ -136,12 +175,13 @@ class ImageTokenizer(TowerPart):
             rows = Merged(of=positions, frames=2**i)
             x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=rows)
             x = recorder.act(x, "silu")
-        return self._record_frame_blocks(recorder, x)
+        return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
-    def _decode(self, recorder: Flow, codes: Value) -> None:
-        """Records the decoder. codes: rows of the codebook."""
-        x = self._convolve(recorder, "post_quant_conv", codes, self.latent_channels, kernel=3)
-        x = self._record_frame_blocks(recorder, x)
+    def _decode(self, recorder: Flow, quantized: Value) -> None:
+        """Records the decoder. quantized: rows of the codebook."""
+        codes = quantized if self.over_frames else None
+        x = self._convolve(recorder, "post_quant_conv", quantized, self.latent_channels, kernel=self._frames_convolved)
+        x = self._record_frame_blocks(recorder, x) if self.over_frames else x
         for i in range(1, self.temporal_levels + 1):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
@@ -248,6 +288,23 @@ class ImageTokenizer(TowerPart):
                 codebook_size=7,
                 norm=norm,
             ),
+            cls(
+                base_channels=32,
+                channel_multiplier=(1, 2),
+                num_res_blocks=1,
+                attn_resolutions=(1,),
+                attention=attention,
+                latent_channels=5,
+                embed_dim=4,
+                codebook_size=11,
+                over_frames=False,
+                norm=norm,
+                generation=ImageGeneration(
+                    maps=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True)),
+                    head_input_size=24,
+                    head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
+                ),
+            ),
         ]
 
 
@@ -326,8 +383,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(width, channels, kernel, (stride, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            side = self.kernel_size[1] // 2
-            return super().forward(functional.pad(x, (side, side, side, side, 2, 0)))
+            side, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
+            return super().forward(functional.pad(x, (side, side, side, side, earlier_frames, 0)))
 
     class FrameBlock(nn.Module):
         """A residual block over frames. x: [images, channels, frames, rows, columns]."""
@@ -370,8 +427,12 @@ def _reference_class() -> type[nn.Module]:
             self.add_attention(self, "middle_attn", width)
             self.add_block(self, "middle_2", width, width)
 
+        @property
+        def frame_block_count(self) -> int:
+            return self.spec.num_res_blocks if self.spec.over_frames else 0
+
         def add_frame_blocks(self) -> None:
-            for i in range(1, self.spec.num_res_blocks + 1):
+            for i in range(1, self.frame_block_count + 1):
                 self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
 
         def attend(self, module: nn.Module, name: str, x: Tensor, *codes: Tensor) -> Tensor:
@@ -391,7 +452,7 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule("middle_2")(self.attend(self, "middle_attn", x, *codes), *codes)
 
         def run_frame_blocks(self, x: Tensor) -> Tensor:
-            for i in range(1, self.spec.num_res_blocks + 1):
+            for i in range(1, self.frame_block_count + 1):
                 x = self.get_submodule(f"frame_block_{i}")(x)
             return x
 
@@ -429,9 +490,9 @@ def _reference_class() -> type[nn.Module]:
         """The decoder. codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
-            super().__init__(spec, reads_codes=True)
+            super().__init__(spec, reads_codes=spec.over_frames)
             latents, width = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
-            self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3, 1, 1))
+            self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3 if spec.over_frames else 1, 1, 1))
             self.add_frame_blocks()
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
@@ -441,24 +502,36 @@ def _reference_class() -> type[nn.Module]:
                 width = self.add_level(i, width, spec.num_res_blocks + 1)
                 if i:
                     self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(width, width, 3, padding=1))
-            self.norm_out = CodeNorm(spec, width)
+            self.norm_out = norm_of(spec, width, spec.over_frames)
             self.conv_out = nn.Conv2d(width, spec.out_channels, 3, padding=1)
 
         def forward(self, codes: Tensor) -> Tensor:
-            x = self.run_frame_blocks(torch.cat([self.post_quant_conv(codes), codes]))
+            x = self.post_quant_conv(codes)
+            x = self.run_frame_blocks(torch.cat([x, codes]) if self.spec.over_frames else x)
             for i in range(1, self.spec.temporal_levels + 1):
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x.repeat_interleave(2, 2)))
             frames = x.shape[2]
-            x, codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2)
-            x = self.run_middle(self.conv_in(x), codes_of_frames)
+            x, *codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
+            x = self.run_middle(self.conv_in(x), *codes_of_frames)
             for i in reversed(range(len(self.spec.channel_multiplier))):
-                x = self.run_level(i, x, self.spec.num_res_blocks + 1, codes_of_frames)
+                x = self.run_level(i, x, self.spec.num_res_blocks + 1, *codes_of_frames)
                 if i:
                     x = self.get_submodule(f"level_{i}").get_submodule("upsample")(
                         functional.interpolate(x, scale_factor=2.0)
                     )
-            x = self.conv_out(functional.silu(self.norm_out(x, codes_of_frames)))
+            x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
             return x.unflatten(0, (-1, frames)).transpose(1, 2)
+
+    class Generation(nn.Module):
+        """The weights that generate tokens of images, which reading an image does not use."""
+
+        def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
+            super().__init__()
+            self.embeddings = nn.Embedding(codebook_size, embed_dim)
+            for name, maps, width in (("map", spec.maps, embed_dim), ("head", spec.head, spec.head_input_size)):
+                for i, linear in enumerate(maps, 1):
+                    self.add_module(f"{name}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
+                    width = linear.size
 
     class ImageTokenizerReference(nn.Module):
         """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""
@@ -467,7 +540,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.frames = 2**spec.temporal_levels
             self.encoder, self.decoder = Encoder(spec), Decoder(spec)
-            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, (3, 1, 1))
+            kernel = (3 if spec.over_frames else 1, 1, 1)
+            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
+            if spec.generation is not None:
+                self.generation = Generation(spec.generation, spec.codebook_size, spec.embed_dim)
             self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)
 
         def forward(self, pixels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ have a fixed number of learned queries that read the patches (`Resampler`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -21,12 +21,15 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
 from ..base import Flag, ModelProperties, Part, StackPosition, Vocab, Width
+from ..choice import PartChoice
 from ..inputs import AudioInput
+from ..layers.block import Block
 from ..mixers.attention import Attention
-from ..networks.feed_forward import Activation, activate
+from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import ForwardPass
-from .base import TowerPart
+from ..stack import Stack
+from .base import LearnedQueries, TowerPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,11 +59,9 @@ class Map(Part):
         return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
-class Resampler(Part):
-    """A fixed number of learned queries that read the patches of an image by cross-attention.
+class Resampler(LearnedQueries):
+    """Learned queries that read the patches of an image by one cross-attention.
 
-    queries: the number of queries, and of vectors that an image becomes.
-    hidden_size: the width of the queries.
     projected: whether a linear layer without a bias brings the patches to that width, true by default.
     attention: the attention of the queries.
     norm: the norm of the queries, and that of the patches.
@@ -69,8 +70,7 @@ class Resampler(Part):
         and its output has one with a bias after it (Aria); false by default.
     """
 
-    queries: Width
-    hidden_size: Width
+    type: Literal["queries"] = "queries"
     attention: Attention
     norm: Norm
     projected: Flag = True
@@ -82,6 +82,16 @@ class Resampler(Part):
         self.attention.check_place(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
+
+    def check_input(self, input_size: int) -> None:
+        if not self.projected and self.hidden_size != input_size:
+            raise ValueError(
+                f"resampler.hidden_size: {self.hidden_size} differs from input_size {input_size}; "
+                "expected projected = true"
+            )
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["resampler"](self, model_properties.hidden_size)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its output vectors for each image. x: the patches."""
@@ -105,11 +115,27 @@ class Resampler(Part):
         return recorder.linear("attention_out", y, hidden, bias=True) if self.double_projections else y
 
 
+RESAMPLERS = PartChoice(
+    "queries",
+    {
+        "queries": "towers.projector:Resampler",
+        "perceiver": "towers.perceiver:Perceiver",
+        "qformer": "towers.qformer:QFormer",
+    },
+)
+
+if TYPE_CHECKING:
+    AnyResampler: TypeAlias = LearnedQueries
+else:
+    AnyResampler = Annotated[Part, RESAMPLERS]
+    """Learned queries that read the patches."""
+
+
 class Projector(TowerPart):
     """A projector from patches of input_size to vectors of the text model's input width.
 
     input_size: the width of the input.
-    maps: the linear layers.
+    maps: the linear layers; after a resampler there may be none.
     merge: the side of the square of patches that are merged into one, 1 by default.
     merged: whether merged patches are concatenated (`concat`, by default) or averaged (`mean`).
     frames: the number of consecutive images, or of positions of audio, that are merged into one, 1 by default.
@@ -123,7 +149,9 @@ class Projector(TowerPart):
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
-    encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
+    stack: the layers of attention after the linear layers (Fun-ASR), none by default.
+    encoders: the number of encoders before it, each with its projectors, whose outputs for a patch it reads side by
+        side (OpenVLA), 1 by default.
     encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
         (ViP-LLaVA), 1 by default.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
@@ -135,7 +163,7 @@ class Projector(TowerPart):
 
     type: Literal["projector"] = "projector"
     input_size: Width
-    maps: tuple[Map, ...] = Field(min_length=1, max_length=10)
+    maps: tuple[Map, ...] = Field(max_length=10)
     merge: Width = 1
     merged: Literal["concat", "mean"] = "concat"
     frames: Width = 1
@@ -146,7 +174,8 @@ class Projector(TowerPart):
     vocab_size: Vocab | None = None
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
-    resampler: Resampler | None = None
+    resampler: AnyResampler | None = None
+    stack: Stack | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
     encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
     with_images: Flag | None = None
@@ -166,15 +195,12 @@ class Projector(TowerPart):
             self.merge * self.frames > 1 or self.vocab_size is not None or self.input_marks
         ):
             raise ValueError("resampler: reads all patches; expected no merge, frames, vocab_size or input_marks")
-        if (
-            self.resampler is not None
-            and not self.resampler.projected
-            and self.resampler.hidden_size != self.input_size
-        ):
-            raise ValueError(
-                f"resampler.hidden_size: {self.resampler.hidden_size} differs from input_size {self.input_size}; "
-                "expected projected = true"
-            )
+        if self.resampler is not None:
+            self.resampler.check_input(self.input_size)
+        elif not self.maps:
+            raise ValueError("maps: is empty; expected a linear layer, or a resampler")
+        if self.stack is not None:
+            self.stack.check_place(StackPosition("stack", self.output_width, "encoder"))
         if self.audio is not None and not self.raw:
             raise ValueError("audio: only a projector of raw frames cuts audio; expected raw = true")
         if self.vocab_size is not None and self.norm is None:
@@ -183,6 +209,8 @@ class Projector(TowerPart):
 
     @property
     def output_width(self) -> int:
+        if not self.maps and self.resampler is not None:
+            return self.resampler.hidden_size
         last_map = self.maps[-1]
         return last_map.size // 2 if last_map.gated else last_map.size
 
@@ -211,7 +239,11 @@ class Projector(TowerPart):
         if self.output_marks:
             x = self._with_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
-        return _activate(recorder, x, self.out_act)
+        x = _activate(recorder, x, self.out_act)
+        if self.stack is None:
+            return x
+        with recorder.apart(causal=False):
+            return self.stack.flow(recorder, x)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
         """Merges square blocks of patches, also over consecutive frames, into one vector each."""
@@ -230,10 +262,13 @@ class Projector(TowerPart):
         return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return _reference_class()(self)
+        return _reference_classes()["projector"](self)
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from .perceiver import Perceiver
+        from .qformer import QFormer
+
         rms = Norm(type="rmsnorm")
         layernorm = Norm(type="layernorm")
         unweighted_norm = Norm(type="rmsnorm", weight=False)
@@ -258,6 +293,8 @@ class Projector(TowerPart):
                 ),
             ),
         )
+        network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
+        layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(
@@ -282,6 +319,9 @@ class Projector(TowerPart):
                 cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
                 for size, resampler in resamplers
             ),
+            cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
+            cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
+            *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
         ]
 
 
@@ -290,7 +330,7 @@ def _activate(recorder: Flow, x: Value, name: Activation) -> Value:
 
 
 @cache
-def _reference_class() -> type[nn.Module]:
+def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
@@ -343,7 +383,7 @@ def _reference_class() -> type[nn.Module]:
                 self.token_embedding = nn.Embedding(spec.vocab_size, width)
                 self.token_norm = spec.norm.reference(ModelProperties(width))
             if spec.resampler is not None:
-                self.resampler = ResamplerReference(spec.resampler, width)
+                self.resampler = spec.resampler.reference(ModelProperties(width))
                 width = spec.resampler.hidden_size
             if spec.merged == "concat":
                 width = width * spec.merge**2 * spec.frames
@@ -359,6 +399,12 @@ def _reference_class() -> type[nn.Module]:
                 self.output_marks = Marks(spec.output_marks, width)
             if spec.out_norm is not None:
                 self.out_norm = spec.out_norm.reference(ModelProperties(width))
+            self._stack: tuple[nn.Module, ...] = ()
+            if spec.stack is not None:
+                stack = spec.stack.reference(ModelProperties(width, causal=False))
+                for name, child in stack.named_children():
+                    self.add_module(name, child)
+                self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, ids: Tensor) -> Tensor:
             """Returns the projector's output for non-text tokens."""
@@ -373,7 +419,10 @@ def _reference_class() -> type[nn.Module]:
                 else:
                     x = activate(linear.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
-            return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
+            x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
+            for stack in self._stack:
+                x = stack.forward(x, ForwardPass(columns=1))
+            return x
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
@@ -390,4 +439,4 @@ def _reference_class() -> type[nn.Module]:
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 
-    return ProjectorReference
+    return {"projector": ProjectorReference, "resampler": ResamplerReference}

@@ -28,6 +28,7 @@ from ..position import Rope
 from ..runtime import ForwardPass, vector
 from ..stack import Stack
 from .base import TowerPart
+from .window_merger import WindowMerger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,7 +103,12 @@ class VisionTower(TowerPart):
     class_embedding: whether a class embedding is added to the sequence, false by default.
     registers: the number of further learned vectors that are added to it (Darcet 2023, arXiv:2309.16588), 0 by
         default. With registers, positions are added to the patches alone.
+    merger: what makes one patch of each square after the layers of the stack, none by default.
+    upper_stack: the layers after the merger, none by default.
     pooling: the pooling head, none by default.
+    video_frames: the number of frames of a patch of a video, whose projection images do not use (C-RADIO); none by
+        default.
+    summary_vectors: the number of stored indices of vectors that summarise an image (C-RADIO), 0 by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
     frees_first_input: whether the class frees the first layer's input after that layer, because it gives the output of
@@ -119,7 +125,11 @@ class VisionTower(TowerPart):
     positions: PatchPositions | None = None
     class_embedding: Flag = False
     registers: int = Field(default=0, ge=0, le=1000, strict=True)
+    merger: WindowMerger | None = None
+    upper_stack: Stack | None = None
     pooling: AttentionPooling | None = None
+    video_frames: Width | None = None
+    summary_vectors: int = Field(default=0, ge=0, le=1000, strict=True)
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     frees_first_input: Flag = False
@@ -131,9 +141,16 @@ class VisionTower(TowerPart):
             "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
         )
         self.stack.check_place(position_in_model)
+        if (self.merger is None) != (self.upper_stack is None):
+            raise ValueError("upper_stack: the layers after a merger; expected both or neither")
+        if self.merger is not None and (self.vector_count or self.pooling is not None):
+            raise ValueError("merger: reads patches alone; expected no class_embedding, registers or pooling")
+        if self.upper_stack is not None:
+            self.upper_stack.check_place(StackPosition("upper_stack", self.hidden_size, "encoder"))
         if self.pooling is not None:
             self.pooling.attention.check_place(StackPosition("pooling.attention", self.hidden_size, "encoder"))
-        if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
+        stacks = [stack for stack in (self.stack, self.upper_stack) if stack is not None]
+        if any(stack.position or stack.stem or stack.token_types for stack in stacks):
             raise ValueError(
                 "stack: a vision encoder reads patches; expected no position, stem or token_types (positions are a "
                 "field beside it)"
@@ -155,6 +172,11 @@ class VisionTower(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
+        if self.video_frames is not None:
+            frames_read = x.view(*x.axes, Axis("video_frames", self.video_frames))
+            recorder.linear("video_patch_embedding", frames_read, hidden, bias=self.patches.bias, role="idle")
+        if self.summary_vectors:
+            recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.registers:
             x = self._add_positions(recorder, x)
@@ -167,6 +189,11 @@ class VisionTower(TowerPart):
             x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):
             x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
+        if self.merger is not None and self.upper_stack is not None:
+            with recorder.scope("merger"):
+                x = self.merger.flow(recorder, x)
+            with recorder.scope("upper"), recorder.apart(causal=False):
+                return self.upper_stack.flow(recorder, x)
         x = x.view(hidden, rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
@@ -224,7 +251,10 @@ class VisionTower(TowerPart):
             mixed_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
+        squares_of_two = biased_attention.model_copy(update={"grid_window": 2})
+        merger = WindowMerger(side=2, attention=squares_of_two, intermediate_size=30, norm=layernorm)
         return [
+            cls(hidden_size=12, patches=image, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
             cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
             cls(
                 hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
@@ -247,6 +277,8 @@ class VisionTower(TowerPart):
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
                 registers=3,
+                video_frames=2,
+                summary_vectors=2,
             ),
             cls(
                 hidden_size=10,
@@ -300,6 +332,11 @@ def _reference_class() -> type[nn.Module]:
             self.patch_embedding = nn.Linear(
                 p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias
             )
+            if spec.video_frames is not None:
+                video_width = spec.video_frames * self.patch_embedding.in_features
+                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=p.bias)
+            if spec.summary_vectors:
+                self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.registers:
@@ -310,6 +347,9 @@ def _reference_class() -> type[nn.Module]:
             for name, child in stack.named_children():
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
+            if spec.merger is not None and spec.upper_stack is not None:
+                self.merger = spec.merger.reference(ModelProperties(hidden))
+                self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = Buffers(("bounds", torch.full((num_clamps,), float("inf"))))
@@ -345,6 +385,11 @@ def _reference_class() -> type[nn.Module]:
             elif hasattr(self, "position_embedding"):
                 x = self._with_positions(x, rows, columns)
             x = self._stack[0].forward(x, ForwardPass(columns=columns))
+            if self.spec.merger is not None:
+                merged: Tensor = self.upper(
+                    self.merger(x, columns), ForwardPass(columns=columns // self.spec.merger.side)
+                )
+                return merged
             vector_count = int(self.spec.class_embedding) + self.spec.registers
             x = x[:, : x.shape[1] - vector_count]
             if hasattr(self, "standardize"):

@@ -86,7 +86,9 @@ def _method_without_name(table: Mapping[str, Any]) -> str | None:
 def _read_fp8(fields: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
-    Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
+    Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4). `ignored_layers` is
+    the list of vLLM, which converts no output head (vllm/model_executor/layers/quantization/fp8.py,
+    `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     fields.ignore("fmt", "dequantize", "act_per_tensor")
     block, scheme = fields.get_integer_pair("weight_block_size"), fields.get("activation_scheme", "dynamic")
@@ -95,6 +97,7 @@ def _read_fp8(fields: Fields) -> Scheme:
     fields.check_choice("scale_fmt", scale, "float", "ue8m0", None)
     fields.check_choice("expert_dtype", experts, "fp8", "fp4")
     fields.check_field("modules_to_convert", None)
+    fields.check_field("store_dtype", None, "fp8")
     fields.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
     listed_layers = fields.get_table("quantized_layers")
     unconverted_groups: tuple[Group, ...] = ()
@@ -112,12 +115,13 @@ def _read_fp8(fields: Fields) -> Scheme:
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
-    return every_linear(
+    linear_scheme = every_linear(
         fields,
         LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
+    return replace(linear_scheme, head=fields.get("modules_to_not_convert") is not None)
 
 
 def _read_fbgemm(fields: Fields) -> Scheme:

@@ -97,7 +97,8 @@ IGNORED = field_names("""
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    lora_qkv_kernel lora_o_kernel otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
+    lora_qkv_kernel lora_o_kernel relora_prune_ratio relora_prune_method relora_cpu_offload
+    otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """)
 """Keys that do not change the memory of a training step, or by less than one block."""
 
@@ -105,12 +106,10 @@ REFUSED = {
     "fp8": "products in 8 bits are not modelled",
     "qat": QUANTIZATION_AWARE,
     "gptq": "weights in GPTQ's format take no adapters here",
-    "relora": "ReLoRA is not modelled",
     "layer_offloading": "layers on the host are not modelled",
     "tiled_mlp": "tiled networks are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
     "auto_find_batch_size": "it is modelled without",
-    "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
     "llama4_linearized_experts": "experts as linear layers are not modelled",
     "use_scattermoe": "ScatterMoE's kernels are not modelled",
@@ -350,6 +349,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("lora_target_modules", targets),
         modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout=config.get("lora_dropout"),
+        has_magnitudes=reader.flag(config, "peft_use_dora"),
     )
     if adapter == "qlora" and config.get("load_in_4bit") is not False:
         adapter_settings["base"] = _four_bit_format(reader, config)
@@ -357,6 +357,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             adapter_settings["quantized_experts"] = True
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"
+    if reader.flag(config, "relora"):  # monkeypatch/relora.py: adapters join the weights and start anew at each restart
+        reader.notes.append(
+            "relora: the sum of one layer's weight and its adapter, made at each restart, is not counted"
+        )
     if config.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
         reader.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
     if (

@@ -94,6 +94,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
     for is_modelled, option in (
         (training_config.autocast, "--precision autocast"),
         (training_config.choices.fake_quantization is not None, "--fake-quantize"),
+        (training_config.first_trained_layer is not None, "--trainable-layers"),
         (training_config.keeps_gradients, "--zero-grad zeros"),
         (training_config.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training_config.optimizer).by_matrix, f"--optimizer {training_config.optimizer}"),

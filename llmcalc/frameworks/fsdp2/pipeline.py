@@ -340,7 +340,7 @@ def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> D
         shortened_layers: list[int] = []
         for model_chunk in sharded_rank.chunks:
             chunk_loops = program_stacks(
-                model_chunk.program.root, setup.training.recompute.every, model_chunk.lowering.first_layer_index
+                model_chunk.program.root, setup.training.layer_period, model_chunk.lowering.first_layer_index
             )
             layers_to_run = {
                 i: loop.kind_repeats(RECORDED_REPEATS)

@@ -234,15 +234,22 @@ def sharded_launch(
     run_settings: dict[str, Any],
     own_settings: TitanSettings | None,
     reshard: bool = True,
+    replicas: int = 1,
     **fields: Any,
 ) -> Launch:
     """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
     reshard: whether a layer's weights are freed after its forward pass; true by default.
+    replicas: replicas of all shards among the devices; 1 by default.
     fields: further fields of `Launch`.
     """
     is_sharded = own_settings is not None and world_size > 1
-    layout = Layout(dp=world_size, zero=3 if is_sharded else 0, reshard=reshard or not is_sharded)
+    layout = Layout(
+        dp=world_size,
+        zero=3 if is_sharded else 0,
+        reshard=reshard or not is_sharded,
+        hsdp_replicas=replicas if is_sharded else 1,
+    )
     launch_settings = LaunchSettings(layout, run_settings, own_settings if is_sharded else None)
     return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **fields)

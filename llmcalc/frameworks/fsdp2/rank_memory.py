@@ -158,7 +158,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
             record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
         ]
 
-    return CountedRun(spec, record_few_layers, cuda_runtime, setup.training.recompute.every)
+    return CountedRun(spec, record_few_layers, cuda_runtime, setup.training.layer_period)
 
 
 def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:

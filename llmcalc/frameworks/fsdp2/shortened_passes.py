@@ -22,7 +22,7 @@ from .pipeline import ShardedChunk
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
     """Returns the only stack of a chunk if it has more layers than are recorded; otherwise no stack."""
     stacks = program_stacks(
-        model_chunk.program.root, model_chunk.training.recompute.every, model_chunk.lowering.first_layer_index
+        model_chunk.program.root, model_chunk.training.layer_period, model_chunk.lowering.first_layer_index
     )
     return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
 

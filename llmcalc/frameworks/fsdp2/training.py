@@ -105,7 +105,7 @@ def torchtitan_training(
     training_config: the same training on one device.
     version: the date of torchtitan; None (default) for the newest.
     settings: settings of a job; the defaults of torchtitan by default.
-    Raises `InputError` for adapters under version 1 of FSDP.
+    Raises `InputError` for frozen weights under version 1 of FSDP.
     """
     check_optimizer(training_config, settings.flat)
     version = torchtitan_date(version, settings)
@@ -119,12 +119,12 @@ def torchtitan_training(
         eager_loss = not settings.compiled_loss
     kernels = replace(training_config.choices, joined_rope=True)
     training_config = replace(training_config, master=False, gradient_dtype=None, choices=kernels)
+    if settings.flat and (training_config.adapters is not None or training_config.first_trained_layer is not None):
+        raise InputError(
+            "fsdp_version 1: beside frozen weights it is not modelled, as its flat gradients hold those of frozen "
+            "weights too; expected fsdp_version 2"
+        )
     if training_config.adapters is not None:
-        if settings.flat:
-            raise InputError(
-                "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
-                "too; expected fsdp_version 2"
-            )
         frozen_format, dtype = dtype, training_config.adapters.dtype.name
         training_config = replace(
             training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype])
@@ -192,6 +192,11 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
+        (
+            training_config.first_trained_layer is not None and layout.dp < layout.world,
+            "frozen layers in a layout that divides more",
+            "--fsdp N alone",
+        ),
         (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
         (training_config.master, "master weights beside shards in fp32", "--precision bf16-master"),
         (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),

@@ -10,6 +10,9 @@ from ...sources.target import load
 from ..frozen_model import SecondLoss, Teacher
 from .record import Launch, LaunchReader
 
+GENERATED = "completions that the trained model generates (lmbda) need less than the training step and are not counted"
+"""A note on distillation whose texts the trained model may write."""
+
 
 def format_of_logits(launch: Launch, loaded_format: str) -> str:
     """Returns the number format of a run's logits, or `autocast`. loaded_format: that of a model as it is loaded."""
@@ -38,10 +41,7 @@ def with_teacher_model(
         raise reader.wrong(
             option, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
         ) from None
-    reader.notes.append(
-        f"the teacher, {teacher_name}, is on each device{' as a shard' if is_divided else ''}; completions that the "
-        "trained model generates (lmbda) need less than the training step and are not counted"
-    )
+    reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_divided else ''}")
     return replace(
         launch,
         notes=tuple(reader.notes),

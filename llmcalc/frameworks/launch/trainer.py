@@ -69,7 +69,7 @@ TRAINER_READ = field_names("""
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
     liger_kernel_config model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
-    auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
+    auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant use_dora
     """)
 
 TRAINER_IGNORED = field_names("""
@@ -458,6 +458,7 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("lora_target_modules", config.get("lora_target_modules")),
         modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout=config.get("lora_dropout"),
+        has_magnitudes=reader.flag(config, "use_dora"),
     )
 
 
@@ -468,11 +469,13 @@ def lora_settings(
     targets: tuple[str, Any],
     modules_to_save: tuple[str, Any] = ("", None),
     dropout: Any = None,
+    has_magnitudes: Any = False,
 ) -> dict[str, Any]:
     """Returns the settings of LoRA adapters.
 
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.
+    has_magnitudes: whether adapters train magnitudes, too (DoRA); false by default.
     """
     adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
     for setting, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
@@ -488,4 +491,6 @@ def lora_settings(
         adapter_settings[setting] = tuple(module_names)
     if dropout not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
+    if has_magnitudes:
+        adapter_settings["use_dora"] = True
     return adapter_settings

@@ -26,13 +26,14 @@ from ..launch.trainer import (
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 from .megatron import read_megatron, trains_with_megatron
-from .version_1 import is_version_1, read_version_1
+from .version_1 import frozen_layers, is_version_1, read_version_1
 
 READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
-    use_adam_mini use_muon pissa_init use_galore galore_rank galore_target galore_layerwise galore_proj_type
+    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_adam_mini use_muon pissa_init use_galore
+    galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """)
 
@@ -59,15 +60,14 @@ IGNORED = field_names("""
     ppo_score_norm ppo_target ppo_whiten_rewards pref_bco_weight ray_init_kwargs repetition_penalty rope_scaling
     simpo_gamma skip_special_tokens swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir
     swanlab_mode swanlab_workspace temperature top_k top_p use_audio_in_video use_kv_cache use_v1_kernels
-    vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen freeze_extra_modules
-    freeze_language_model freeze_trainable_layers freeze_trainable_modules asft_alpha profiler_output_dir
+    vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
+    freeze_language_model asft_alpha profiler_output_dir
     """)
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
 
 REFUSED = {
     "use_badam": "one block trained at a time (--allow-unknown counts all, which need more)",
     "use_llama_pro": "added layers trained alone (--allow-unknown counts all, which need more)",
-    "use_dora": "DoRA",
     "mixture_of_depths": "a mixture of depths",
     "shift_attn": "shifted sparse attention",
     "use_unsloth": "Unsloth's kernels",
@@ -129,9 +129,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         if stage not in STAGES:
             reader.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
-        if finetuning_type not in ("full", "lora"):
+        if finetuning_type not in ("full", "lora", "freeze"):
             reader.unknown["finetuning_type"] = (
-                f"'{finetuning_type}' is not modelled; full and lora are; --allow-unknown counts full, which needs more"
+                f"'{finetuning_type}' is not modelled; full, lora and freeze are; --allow-unknown counts full, which "
+                "needs more"
             )
         run_settings = trainer_settings(
             reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
@@ -143,7 +144,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("upcast_lmhead_output: logits are counted in the head's own format too, an upper bound")
         if finetuning_type == "lora":
             run_settings |= _adapter_settings(reader, config)
-        elif config.get("quantization_bit") is not None:
+        elif finetuning_type == "freeze":
+            run_settings |= frozen_layers(reader, config)
+        if finetuning_type != "lora" and config.get("quantization_bit") is not None:
             reader.unknown["quantization_bit"] = (
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
@@ -205,6 +208,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("lora_target", "all-linear" if targets == "all" else targets),
         modules_to_save=("additional_target", config.get("additional_target")),
         dropout=config.get("lora_dropout"),
+        has_magnitudes=reader.flag(config, "use_dora"),
     )
     bits = config.get("quantization_bit")
     if reader.flag(config, "pissa_init"):
@@ -292,4 +296,6 @@ def _number_formats(reader: LaunchReader, config: Table, finetuning_type: str) -
         return {"dtype": half_format or "bf16", "master_weights": "none"}
     if reader.flag(config, "pure_bf16"):
         return {"dtype": "bf16", "master_weights": "none"}
+    if finetuning_type == "freeze" and half_format is not None:  # layers in fp32 beside frozen ones in bf16
+        return {"dtype": half_format, "precision": "autocast", "master_weights": "none"}
     return {"precision": "fp32" if half_format is None else "autocast"}

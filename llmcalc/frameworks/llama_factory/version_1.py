@@ -134,11 +134,11 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if quantization:
             reader.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
         return {}
+    if name == "freeze":
+        return frozen_layers(reader, peft_table, "peft_config.")
     if name != "lora":
-        reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
+        reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora and freeze are"
         return {}
-    if peft_table.get("use_dora"):
-        reader.unknown["peft_config.use_dora"] = "DoRA is not modelled"
     targets = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
         reader,
@@ -146,6 +146,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
         modules_to_save=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
         dropout=reader.value(peft_table, "lora_dropout", 0.05),
+        has_magnitudes=peft_table.get("use_dora"),
     )
     if not quantization:
         return adapter_settings
@@ -155,3 +156,19 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return adapter_settings
     is_double = quantization.get("double_quantization", True) is not False
     return adapter_settings | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}
+
+
+def frozen_layers(reader: LaunchReader, config: Table, prefix: str = "") -> dict[str, Any]:
+    """Returns the setting of the last layers, which alone are trained (model/adapter.py, `_setup_freeze_tuning`).
+
+    prefix: what precedes the arguments in the file; empty by default.
+    """
+    modelled_values = {"freeze_trainable_modules": ("all", ["all"]), "freeze_extra_modules": (None, [])}
+    reader.refuse_other_values(config, modelled_values, prefix, "; whole layers alone are")
+    layers = reader.value(config, "freeze_trainable_layers", 2)
+    if isinstance(layers, int) and layers < 0:
+        reader.unknown[f"{prefix}freeze_trainable_layers"] = (
+            f"{layers}: the first layers are not modelled; the last are"
+        )
+        return {}
+    return {"trainable_layers": size_of(reader, f"{prefix}freeze_trainable_layers", layers)}

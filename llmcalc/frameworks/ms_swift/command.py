@@ -25,7 +25,7 @@ READ = field_names("""
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
     """)
 
 PASSED_ON = (
@@ -217,6 +217,7 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "lora_r": reader.size(config, "lora_rank", 8),
         "lora_target_modules": reader.value(config, "target_modules", "all-linear"),
         "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
+        "use_dora": config.get("use_dora"),
     }
     modules = config.get("modules_to_save")
     return (

@@ -15,7 +15,7 @@ from ..frozen_model import SecondLoss
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, LaunchReader, Table
 from ..launch.rollout import Rollout, States
-from ..launch.teacher import format_of_logits, with_teacher_model
+from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
 from ..launch.trainer import kto_settings, pair_settings
 
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
@@ -128,6 +128,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     stage = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
     if stage not in ("", "zero0", "zero1", "zero2", "zero3"):
         raise reader.wrong("--teacher_deepspeed", f"{shown(stage)[:60]} is not modelled; expected zero0 to zero3")
+    reader.notes.append(GENERATED)
     return with_teacher_model(
         reader, launched_run, "--teacher_model", str(teacher)[:200], loaded_format, loss, stage == "zero3"
     )

@@ -8,11 +8,13 @@ train/train_module/transformer/config.py, distributed/parallel/data_parallel.py,
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import shown
+from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
@@ -42,8 +44,22 @@ OTHER_TOKENIZERS = re.compile(r"TokenizerConfig\.(?!dolma2)\w+")
 OPTIMIZERS = {"AdamWConfig": "foreach", "SkipStepAdamWConfig": "foreach"}
 """Class of an optimizer's configuration → the implementation of AdamW."""
 
-PARALLEL_CONFIGS = ("pp_config", "tp_config", "cp_config", "ep_config")
-"""Arguments of parallelism other than FSDP."""
+PARALLEL_CONFIGS = ("pp_config", "tp_config", "ep_config")
+"""Arguments of parallelism other than FSDP and of parts of sequences."""
+
+COOKBOOK = "cookbook.configure_train_module"
+"""A function of OLMo-core that configures a training step (olmo_core/internal/cookbook.py)."""
+
+COOKBOOK_STEP = {
+    "optim": "SkipStepAdamWConfig",
+    "compile_model": True,
+    "dp_config": "TransformerDataParallelConfig",
+    "z_loss_multiplier": 1e-5,
+}
+"""Arguments of `TransformerTrainModuleConfig` that this function states."""
+
+FUSED_LOSS = "lm_head.loss_implementation"
+"""The attribute of a model's configuration that selects its loss."""
 
 LENGTHS = ("common.max_sequence_length", "opts.sequence_length", "sequence_length")
 """Names of the tokens per sequence in the functions of a script, whose constants state the number."""
@@ -53,7 +69,8 @@ LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGT
 
 def is_python(text: str) -> bool:
     """Whether a Python file configures training with OLMo-core."""
-    return re.search(r"^\s*(from|import) olmo_core\b", text, re.MULTILINE) is not None and MODULE in text
+    is_import = re.search(r"^\s*(from|import) olmo_core\b", text, re.MULTILINE) is not None
+    return is_import and (MODULE in text or COOKBOOK in text)
 
 
 MODULE = "TransformerTrainModuleConfig"
@@ -70,8 +87,9 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         for function in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {name: value for name, value in _variables(function.body, variables) if name not in LENGTHS}
         calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)]
-        reader.notes.append("what a script sets after the calls of its configurations is not read, nor are overrides")
-        return _launch_of(reader, calls, variables, OTHER_TOKENIZERS.search(text))
+        reader.notes.append("overrides behind the script's name are not read")
+        changes = _changes_of_model(syntax_tree)
+        return _launch_of(reader, calls, variables, changes, OTHER_TOKENIZERS.search(text))
 
 
 def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -83,6 +101,28 @@ def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iter
             if isinstance(value, int):
                 known[statement.targets[0].id] = value
                 yield statement.targets[0].id, value
+
+
+def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
+    """Returns attribute → assigned expression of what a script sets in its model's configuration after the call."""
+    statements = [
+        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+    ]
+    targets = [
+        (statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value)
+        for statement in statements
+    ]
+    models = {
+        target.id
+        for target, value in targets
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and dotted(value.func).startswith(MODEL)
+    }
+    changes = {}
+    for target, value in targets:
+        variable, _, attribute = dotted(target).partition(".")
+        if variable in models and attribute and value is not None:
+            changes[attribute] = dotted(value) or "…"
+    return changes
 
 
 def _arguments(calls: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -102,26 +142,77 @@ def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _launch_of(
-    reader: LaunchReader, calls: list[ast.Call], variables: Mapping[str, Any], other_tokenizer: re.Match[str] | None
-) -> Launch:
-    """Returns the training run of a script's calls."""
-    model_name = next((dotted(call.func) for call in calls if dotted(call.func).startswith("TransformerConfig.")), "")
+def _model_of(
+    reader: LaunchReader,
+    calls: list[ast.Call],
+    variables: Mapping[str, Any],
+    changes: Mapping[str, str],
+    other_tokenizer: re.Match[str] | None,
+) -> tuple[ModelSpec | None, str]:
+    """Returns the model of a script, and its name; no model where the script's is none of `MODELS`."""
+    model_name = next((dotted(call.func) for call in calls if dotted(call.func).startswith(MODEL)), "")
     preset = MODELS.get(model_name.rpartition(".")[2])
-    if preset is None:
-        raise reader.wrong(
-            model_name or "TransformerConfig",
-            f"is not modelled; expected one of {', '.join(MODELS)}, or TARGET with --fsdp and --devices",
-        )
-    for argument in _arguments(calls, model_name, variables) or {}:
-        if argument not in HARMLESS:
-            reader.unknown[f"{model_name}.{argument}"] = "the model is read without it"
+    others = [argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS]
+    others += [attribute for attribute in changes if attribute != FUSED_LOSS]
+    if preset is None or others:
+        return None, f"{model_name or MODEL}{' with other ' * bool(others)}{', '.join(others)[:150]}"
     if other_tokenizer is not None:
         reader.unknown[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
-    module = _arguments(calls, MODULE, variables)
+    return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
+
+
+MODEL = "TransformerConfig."
+"""What precedes the name of a model's method."""
+
+
+def _module_arguments(calls: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the arguments of the call that configures a training step; None without such a call."""
+    cookbook = _arguments(calls, COOKBOOK, variables)
+    if cookbook is None:
+        return _arguments(calls, MODULE, variables)
+    module = {**COOKBOOK_STEP, **cookbook}
+    if cookbook.get("activation_memory_budget", 1.0) != 1.0:
+        module["ac_config"] = {"mode": "budget", "activation_memory_budget": cookbook["activation_memory_budget"]}
+    if cookbook.get("cp_degree"):
+        module["cp_config"] = {"degree": cookbook["cp_degree"]}
+    if cookbook.get("float8_enabled") is True:
+        module["float8_config"] = True
+    return module
+
+
+def _sequence_ranks(
+    reader: LaunchReader,
+    calls: list[ast.Call],
+    module: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    world_size: int,
+) -> int:
+    """Returns the number of ranks that have a part of each sequence (`TransformerContextParallelConfig`)."""
+    config = module.get("cp_config")
+    if config is None:
+        return 1
+    if not isinstance(config, Mapping):
+        calls_of_class = [call for call in calls if dotted(call.func).startswith("TransformerContextParallelConfig")]
+        config = _values(calls_of_class[0], variables) if calls_of_class else {}
+    if config.get("degree") is None:
+        raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
+    return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
+
+
+def _launch_of(
+    reader: LaunchReader,
+    calls: list[ast.Call],
+    variables: Mapping[str, Any],
+    changes: Mapping[str, str],
+    other_tokenizer: re.Match[str] | None,
+) -> Launch:
+    """Returns the training run of a script's calls. changes: as of `_changes_of_model`."""
+    spec, target = _model_of(reader, calls, variables, changes, other_tokenizer)
+    module = _module_arguments(calls, variables)
     if module is None:
         raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
+    sequence_ranks = _sequence_ranks(reader, calls, module, variables, world_size)
     tokens = size_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
     length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))
     if tokens % length:
@@ -130,31 +221,53 @@ def _launch_of(
         )
     run_settings = {
         "phase": "training",
-        "seq": length,
+        "seq": -(-length // sequence_ranks),
         "batch": tokens // length,
-        "num_microbatches": _micro_batches(reader, calls, variables, tokens * world_size),
+        "num_microbatches": _micro_batches(reader, calls, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
         **_step_settings(reader, calls, module, variables),
     }
+    if changes.get(FUSED_LOSS, "").endswith("fused_linear"):
+        run_settings["cross_entropy"] = "chunked"
     parallel = _arguments(calls, "TransformerDataParallelConfig", variables) or {}
+    if "learning_rate" in module:  # the function of the cookbook
+        sizes = {"shard_degree": module.get("dp_shard_degree")}
+        parallel = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **sizes}
     is_sharded = parallel.get("name") != "DataParallelType.ddp" and world_size > 1
     if parallel.get("param_dtype") == "DType.bfloat16" and is_sharded:
         run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
     else:
         run_settings["precision"] = "fp32" if parallel.get("param_dtype") is None else "autocast"
-    if parallel.get("name") == "DataParallelType.hsdp" and world_size > DEVICES_PER_NODE:
-        reader.notes.append(
-            f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, of which each is a replica"
-        )
     if module.get("z_loss_multiplier") is not None:
         reader.notes.append("z_loss_multiplier: the number per token that it saves is not counted")
-    spec = load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY})
     own_settings = TitanSettings() if is_sharded else None
-    return sharded_launch(reader, world_size, run_settings, own_settings, spec=spec)
+    replicas = 1
+    if parallel.get("name") == "DataParallelType.hsdp" and is_sharded:
+        replicas = _replicas(reader, parallel, world_size, sequence_ranks)
+    return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=target)
 
 
 DEVICES_PER_NODE = 8
 """Devices of a node, of which each is a replica of the shards under `hsdp` without sizes."""
+
+
+def _replicas(reader: LaunchReader, parallel: Mapping[str, Any], world_size: int, sequence_ranks: int) -> int:
+    """Returns the replicas of all shards under `hsdp` (`DataParallelConfig.get_replicate_and_shard_degree`).
+
+    Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
+    """
+    if parallel.get("num_replicas") is not None:
+        return size_of(reader, "num_replicas", parallel["num_replicas"])
+    if parallel.get("shard_degree") is None:
+        reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
+        return max(1, world_size // DEVICES_PER_NODE)
+    shards = size_of(reader, "shard_degree", parallel["shard_degree"]) * sequence_ranks
+    if world_size % shards:
+        raise reader.wrong(
+            "shard_degree",
+            f"{shards} ranks of shards on {world_size} devices; expected --devices with a multiple of {shards}",
+        )
+    return world_size // shards
 
 
 def _micro_batches(
@@ -188,19 +301,61 @@ def _step_settings(
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
     for name in PARALLEL_CONFIGS:
         if module.get(name) is not None:
-            reader.unknown[name] = "only FSDP is modelled with OLMo-core"
+            reader.unknown[name] = "only FSDP and parts of sequences are modelled with OLMo-core"
     float8 = module.get("float8_config")
     if float8 is not None and (_arguments(calls, "Float8Config", variables) or {}).get("enabled") is not False:
         reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
-    if module.get("ac_config") is not None:
-        checkpointing = _arguments(calls, "TransformerActivationCheckpointingConfig", variables) or {}
-        if str(checkpointing.get("mode", "full")).endswith("full"):
-            step_settings["recompute"] = "full"
-        else:
-            reader.unknown["ac_config.mode"] = (
-                f"{shown(checkpointing['mode'])[:80]} is not modelled; full is; --allow-unknown counts no "
-                "recomputation, which needs more"
-            )
+    step_settings |= _recompute_settings(reader, calls, module, variables)
     if module.get("compile_model") is True:
         step_settings["compile"] = True
     return step_settings
+
+
+def _recompute_settings(
+    reader: LaunchReader, calls: list[ast.Call], module: Mapping[str, Any], variables: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the setting of recomputation.
+
+    Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
+    (torch/_functorch/partitioners.py, `choose_saved_values_set`).
+    """
+    config = module.get("ac_config")
+    class_name = "TransformerActivationCheckpointingConfig"
+    if config is None and not any(dotted(call.func) == class_name for call in calls):
+        return {}
+    checkpointing = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
+    mode = str(checkpointing.get("mode", "full")).rpartition(".")[2]
+    if mode == "full":
+        return {"recompute": "full"}
+    if mode == "selected_modules" and _recomputes_networks(calls, class_name):
+        return {"recompute": "nodes:mlp"}
+    budget = checkpointing.get("activation_memory_budget")
+    if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
+        if budget in (0, 1):
+            return {"recompute": "none" if budget else "full"}
+        kept_layers = 1 / min(budget, 1 - budget)
+        period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
+        layer_share = f"one of {period}" if budget < 0.5 else f"{period - 1} of {period}"
+        reader.notes.append(
+            f"ac_config.activation_memory_budget {budget}: counted as if {layer_share} layers kept all that it saves, "
+            + ("an estimate" if abs(kept_layers - period) < 1e-6 else "an upper bound")
+        )
+        return {"recompute": f"but-every:{period}" if budget < 0.5 else f"every:{period}"}
+    reader.unknown["ac_config.mode"] = (
+        f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
+        "counts no recomputation, which needs more"
+    )
+    return {}
+
+
+def _recomputes_networks(calls: list[ast.Call], class_name: str) -> bool:
+    """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
+    modules = (
+        ast.unparse(keyword.value)
+        for call in calls
+        if dotted(call.func) == class_name
+        for keyword in call.keywords
+        if keyword.arg == "modules"
+    )
+    pattern = r"\[f?'blocks\.(\*|\{\w+\})\.feed_forward'( for \w+ in range\(\w+\))?\]"
+    return re.search(pattern, next(modules, "")) is not None

@@ -68,9 +68,14 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         return
     tokenizer_type = str(arguments.get("--patch-tokenizer-type", ""))
     if tokenizer_type not in WORDS:
+        *_, option, vocab_size = ("", "", *reader.source.arguments)
+        if option == "--padded-vocab-size":
+            megatron_table[option] = str(size_of(reader, option, vocab_size))
+            return
         raise reader.wrong(
             "--patch-tokenizer-type",
-            f"the vocabulary of {tokenizer_type[:60]} is in its files alone; expected --padded-vocab-size too",
+            f"the vocabulary of {tokenizer_type[:60]} is in its files alone; expected its size as the last argument of "
+            "the script, as in --launch 'FILE ARGUMENTS --padded-vocab-size 50304'",
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))

@@ -55,8 +55,18 @@ def servers_of(
 
 
 def starts_any_server(path: str | Path) -> bool:
-    """Whether a file starts a server, even of an engine that is not modelled."""
+    """Whether a file starts a server, even of an engine that is not modelled.
+
+    A Python file that trains is not among them, though a server may write its data before.
+    """
+    file = Path(typed_launch(str(path)).path)
+    if file.suffix == ".py" and TRAINS.search(read_text(file, LARGEST)) is not None:
+        return False
     return next(_servers_in_file(path), None) is not None
+
+
+TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
+"""A line of Python that makes a trainer."""
 
 
 def _servers_in_file(path: str | Path) -> Iterator[StartedServer]:

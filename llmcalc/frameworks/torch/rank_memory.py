@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
 from ...device_memory.host import with_paged_states
+from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
@@ -18,6 +19,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
+    if training.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world:
+        raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
     is_alone = training_run.layout.world == 1
     training = replace(training, pages_states=is_alone)
     setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)

@@ -11,10 +11,11 @@ from typing import Any
 
 from ...errors import shown, suggest
 from ...sources.huggingface.family import field_names
-from ..frozen_model import FrozenModel
+from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
@@ -24,7 +25,7 @@ READ = field_names("""
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
-    use_fp8 enable_fp8_training ac_mode fsdp fake_quant_after_n_steps
+    use_fp8 enable_fp8_training ac_mode fsdp fake_quant_after_n_steps teacher_model kd_loss
     """)
 
 IGNORED = field_names("""
@@ -33,6 +34,7 @@ IGNORED = field_names("""
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
     low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs fp8_recipe_name ac_option
+    teacher_checkpointer kd_ratio
     """)
 """Keys that do not change the memory of a training step."""
 
@@ -142,7 +144,51 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         reshard = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
         offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
         own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
-        return sharded_launch(reader, world_size, run_settings, own_settings, reshard, target=MODELS[plain_name])
+        launched_run = sharded_launch(
+            reader, world_size, run_settings, own_settings, reshard, target=MODELS[plain_name]
+        )
+        return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
+
+
+DISTILLATION = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}
+"""Class of a loss between a teacher's and the trained model's logits → the default number of its chunks."""
+
+
+def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dtype: str) -> Launch:
+    """Returns the run with the weights of its teacher, and the loss between both models' logits.
+
+    Per logit there are the teacher's own, its probability and the logarithm of the student's in float32, and a mask,
+    which the loss saves (recipes/knowledge_distillation_single_device.py; modules/loss/kd_losses.py, `ForwardKLLoss`).
+    """
+    teacher = _component_name(config["teacher_model"]).rpartition(".")[2]
+    if teacher not in MODELS:
+        raise reader.wrong("teacher_model", f"{shown(teacher)} is not known.{suggest(teacher, list(MODELS))}")
+    loss_table = reader.table(config, "kd_loss")
+    loss_class = _component_name(loss_table).rpartition(".")[2]
+    if loss_class not in DISTILLATION:
+        reader.unknown["kd_loss"] = f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are"
+        reader.check_unknown()
+    chunks = reader.size(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
+    tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
+    saved_bytes = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
+    loss = SecondLoss(
+        "torchtune/modules/loss/kd_losses.py",
+        saved_bytes,
+        "distillation loss",
+        chunk=-(-tokens // chunks),
+        chunk_width=8,
+    )
+    is_divided = launched_run.layout.zero == 3
+    return with_teacher_model(
+        reader, launched_run, "teacher_model", MODELS[teacher], TORCH_NAMES[dtype], loss, is_divided
+    )
+
+
+USUAL_LENGTH = 2048
+"""Tokens of a sequence where the file leaves them open."""
+
+TORCH_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+"""`dtype` → torch's name of it."""
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -210,13 +256,12 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
-    if model.get("use_dora"):
-        reader.unknown["model.use_dora"] = "DoRA is not modelled"
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
         targets=("model.lora_attn_modules", targets),
         dropout=model.get("lora_dropout"),
+        has_magnitudes=reader.flag(model, "use_dora"),
     )
     adapter_settings |= {"lora_library": "torchtune", "lora_dtype": dtype}
     return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})

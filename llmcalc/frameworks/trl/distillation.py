@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..frozen_model import SecondLoss
 from ..launch.record import Launch, LaunchReader, Table
-from ..launch.teacher import format_of_logits, with_teacher_model
+from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -41,4 +41,5 @@ def with_teacher(reading: LaunchReader, arguments: Table, launch: Launch, loaded
     width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     is_divided = launch.framework == "deepspeed" and launch.layout.zero == 3
     loss = SecondLoss(SOURCE, width, "divergence of logits")
+    reading.notes.append(GENERATED)
     return with_teacher_model(reading, launch, TEACHER, teacher_name, loaded_format, loss, is_divided)

@@ -64,12 +64,11 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
                 rank=("lora.lora_r", reader.value(lora, "lora_r", 16)),
                 targets=("lora.target_modules", lora.get("target_modules")),
                 dropout=lora.get("lora_dropout"),
+                has_magnitudes=lora.get("use_dora"),
             ),
             "base": "nf4-dq",
         }
         reader.filled_in["load_in_4bit"] = True
-        if lora.get("use_dora"):
-            reader.unknown["lora.use_dora"] = "DoRA is not modelled"
         reader.notes.append(UPPER_BOUND)
         return trainer_launch(reader, {}, run_settings)
 

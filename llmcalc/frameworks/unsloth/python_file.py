@@ -51,6 +51,8 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
+        if re.search(r"\bvllm serve\b|vllm\.entrypoints", text) is not None:
+            reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
         cells = [statement for function in functions for statement in function.body]
         variables = constants([*syntax_tree.body, *cells])
@@ -176,8 +178,6 @@ def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Map
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    if adapters.get("use_dora"):
-        reader.unknown["use_dora"] = "DoRA is not modelled"
     if any(name.startswith("finetune_") for name in adapters):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
@@ -186,6 +186,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
         targets=("target_modules", reader.value(adapters, "target_modules", list(TARGETS))),
         modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
         dropout=adapters.get("lora_dropout"),
+        has_magnitudes=adapters.get("use_dora"),
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")

@@ -142,7 +142,10 @@ def _micro_batches(reader: LaunchReader, config: Table, batch: int, replica_coun
 def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
     if reader.flag(config, f"{MODEL}.enable_activation_offload"):
-        reader.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
+        settings["offload_activations"] = True
+        reader.notes.append(
+            "enable_activation_offload: tensors wait on the host as torchtune's do, of which five stay, an estimate"
+        )
     if reader.flag(config, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
     settings |= _loss_settings(reader, config)

@@ -64,6 +64,9 @@ FIELDS_READ: dict[str, tuple[str, ...]] = {
 ATTENTION_MODES = (None, "gqa", "mha")
 """Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
 
+LATENT_MODE = dict.fromkeys(("dflash", "dflash2", "dspark", "domino"), ("mla", ("kv_lora_rank", "q_lora_rank")))
+"""Model type of a draft → the value of `attention_mode` of latent attention, and fields that are then read."""
+
 OTHER_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
@@ -152,11 +155,14 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
     """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
-    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in name else FIELDS_READ.get(config["model_type"], ())
+    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in name else {*FIELDS_READ.get(config["model_type"], ())}
+    latent_mode, latent_fields = LATENT_MODE.get(config["model_type"], (None, ()))
+    if config.get("attention_mode") == latent_mode:
+        read_fields |= {*latent_fields}
     fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and field not in read_fields]
-    listed_modes = config.get("attention_modes")
-    modes = [config.get("attention_mode"), *(listed_modes if isinstance(listed_modes, list) else [listed_modes])]
-    other_modes = [mode for mode in modes if mode not in ATTENTION_MODES]
+    mode, listed_modes = config.get("attention_mode"), config.get("attention_modes")
+    modes = listed_modes if isinstance(listed_modes, list) else [listed_modes]
+    other_modes = [mode for mode in [*modes, *([] if mode == latent_mode else [mode])] if mode not in ATTENTION_MODES]
     if OTHER_LAYERS.search(name):
         sign = f"architectures: {name} is the class"
     elif fields:

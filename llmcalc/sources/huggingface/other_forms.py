@@ -1,9 +1,10 @@
-"""Configs of other programs: Meta's, ExecuTorch's, Mistral's, nanoGPT's, nanochat's, mamba_ssm's, SimuMax's and MLC's.
+"""Configs of other programs: those of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model_args.py, llama_transformer.py and
 attention.py in examples/models/llama of pytorch/executorch; model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
-state-spaces/mamba; simumax/core/config.py (`ModelConfig`) and simumax/core/transformer of MooreThreads/SimuMax.
+state-spaces/mamba; simumax/core/config.py (`ModelConfig`) and simumax/core/transformer of MooreThreads/SimuMax;
+gpt_oss/torch/model.py (`ModelConfig`) of openai/gpt-oss.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ MISTRAL = field_names(
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe"
 )
 """Fields of Mistral's `params.json`."""
+
+GPT_OSS_NAMES = {"num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token"}
+GPT_OSS_SIZES = field_names("""
+    num_hidden_layers vocab_size hidden_size intermediate_size head_dim num_attention_heads num_key_value_heads
+    sliding_window
+    """)
+GPT_OSS = (
+    GPT_OSS_SIZES
+    | {*GPT_OSS_NAMES.values()}
+    | field_names("""
+    swiglu_limit initial_context_length rope_theta rope_scaling_factor rope_ntk_alpha rope_ntk_beta
+    """)
+)
+"""Fields of OpenAI's `ModelConfig` of gpt-oss, in `original/config.json` of its repositories."""
 
 NANOGPT = field_names("n_layer n_head n_embd block_size bias vocab_size dropout")
 NANOCHAT = field_names("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd")
@@ -116,6 +131,8 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
         "max_context_len",
     }:
         return _read_executorch(arguments)
+    if GPT_OSS_SIZES | {*GPT_OSS_NAMES.values()} <= argument_names <= GPT_OSS:
+        return _read_gpt_oss(arguments)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= argument_names <= NANOGPT:
         return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= argument_names <= NANOCHAT:
@@ -227,6 +244,21 @@ def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
             "num_experts_per_tok": _positive_size(experts, "num_experts_per_tok"),
         }
     return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
+
+
+def _read_gpt_oss(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads OpenAI's own config of gpt-oss, every other layer of which has a window, the first among them."""
+    config: dict[str, Any] = {name: _positive_size(arguments, name) for name in GPT_OSS_SIZES}
+    config |= {name: _positive_size(arguments, field) for name, field in GPT_OSS_NAMES.items()}
+    length = _positive_size(arguments, "initial_context_length", 4096)
+    factor = arguments.get("rope_scaling_factor", 32)
+    if not is_number(factor) or not 0 < factor <= LARGEST:
+        raise InputError(f"rope_scaling_factor: {shown(factor)}; expected a positive number")
+    config |= {"model_type": "gpt_oss", "max_position_embeddings": int(length * factor), "tie_word_embeddings": False}
+    return config, [
+        "config of OpenAI's own code: read as 'gpt_oss'; it does not say that its checkpoints have experts in MXFP4 "
+        "(--quantize mxfp4)"
+    ]
 
 
 def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
-from llmcalc.workload.inputs import Inputs
+from llmcalc.workload.inputs import EncoderPass, Inputs
+from llmcalc.workload.run_config import RunConfig
 from tests.builders import parts_of, spec_of
 from tests.components.inputs.test_processors import phi4_mask
-from tests.components.towers.test_towers import wrapped
+from tests.components.towers.test_towers import towers_of, wrapped
 from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
 from tests.families import shapes_of
 from tests.samples import sampled, spread
@@ -97,6 +98,9 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
         merges = {"image_merge_sizes": torch.tensor([1])} if kind == "video_llama_3" else {}
         return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid, **merges}
+    if rule.type == "patch_grid":
+        grid = torch.tensor([[encoded.rows, encoded.columns]])
+        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_hw": grid}
     if rule.type == "padded":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
         square = patches.num_channels, side, side
@@ -246,6 +250,13 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
         model.get_audio_features(torch.ones(1, mels, frames + padding), mask)
     elif tower.type == "projector":
         model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
+    elif tower.audio.type == "recording" and tower.type == "audio":
+        features = torch.ones(*batch, tower.stack.stem.subsampling.num_mel_bins)
+        model.get_audio_features(features, torch.ones(*batch).bool())
+    elif tower.type == "san_m":
+        model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
+    elif tower.type == "ctc_conformer":
+        model.get_audio_features(torch.ones(*batch, tower.input_size))
     elif tower.type == "conformer":
         features = torch.ones(*batch, tower.subsampling.num_mel_bins)
         if kind == "phi4_multimodal":
@@ -256,12 +267,33 @@ def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: EncodedInput) -> 
     else:
         features = torch.ones(encoded.parts, tower.stack.stem.num_mel_bins, encoded.rows)
         if hasattr(model, "get_audio_features"):
-            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind else ()
+            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind or kind == "glmasr" else ()
             if kind == "musicflamingo":
                 further = *further, torch.full((1, encoded.rows // 4), model.config.audio_token_id)
             model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
+
+
+GRIDS: dict[str, tuple[EncoderPass, dict[str, torch.Tensor]]] = {
+    "idefics2": (EncoderPass(rows=6, columns=6), {"pixel_values": torch.ones(1, 1, 3, 24, 24)}),
+    "minicpmv4_6": (
+        EncoderPass(rows=8, columns=8),
+        {"pixel_values": torch.ones(1, 3, 4, 8 * 8 * 4), "target_sizes": torch.tensor([[8, 8]])},
+    ),
+    "vibevoice_asr": (EncoderPass(rows=24), {"input_values": torch.ones(1, 1, 24)}),
+}
+"""Wrapper whose processor's rule is not counted → patches or samples of a pass, and the class's input with them."""
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_flops_of_a_grid_of_patches_are_those_of_the_class(kind: str) -> None:
+    config, (encoder_pass, inputs) = wrapped(kind, WRAPPERS[kind][2][0]), GRIDS[kind]
+    model = build(config).requires_grad_(False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        getattr(model, "get_image_features", getattr(model, "get_audio_features", None))(**inputs)
+    total = sum(node.total(forward_of, RunConfig(encoder_pass)) for node in towers_of(spec_of(config)).values())
+    assert total == counter.get_total_flops()
 
 
 def test_an_image_with_too_few_patches_is_refused() -> None:

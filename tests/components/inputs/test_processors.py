@@ -393,6 +393,18 @@ def hunyuan(height: int, width: int) -> Measured:
     return 1, counts["num_image_patches"][0], counts["num_image_tokens"][0]
 
 
+@lru_cache(maxsize=1)
+def nemotron_function() -> Any:
+    path = "nemotron_h_omni/image_processing_nemotron_h_omni.py"
+    return function_of(path, "get_patch_grid_size")["get_patch_grid_size"]
+
+
+def nemotron(height: int, width: int) -> Measured:
+    """A start and an end mark stand around the tokens (`replace_image_token` of its processor)."""
+    patches = math.prod(nemotron_function()(height, width, 16, 2, 1024, 13312))
+    return 1, patches, patches // 4 + 2
+
+
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 ARIA_SHAPES = [*((1, across) for across in range(2, 9)), (2, 4), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)]
@@ -451,6 +463,11 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         | {"least_scaling": True},
         16,
         cohere,
+    ),
+    "nemotron_h_omni": (
+        {"type": "patch_grid", "merge": 2, "min_patches": 1024, "max_patches": 13312, "marks": 2},
+        16,
+        nemotron,
     ),
     "lfm2_vl": ({"type": "native_tiles", "merge": 2, **LFM2_LIMITS}, 16, lfm2),
     "ovis2": ({"type": "covering", "size": 448, "max_tiles": 9, "merge": 2}, 14, ovis),
@@ -544,15 +561,23 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
     assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
 
 
-@pytest.mark.parametrize("name", ["audioflamingo3", "musicflamingo"])
+CLASSES_OF_CLIPS = {
+    "audioflamingo3": ("AudioFlamingo3Processor", 600, {"merge": 2}),
+    "musicflamingo": ("MusicFlamingoProcessor", 1200, {"merge": 2, "marks": 2}),
+    "glmasr": ("GlmAsrProcessor", 655, {"merge": 4}),
+}
+"""Processor that cuts audio into clips → its class, its longest recording, fields of its rule."""
+
+
+@pytest.mark.parametrize("name", CLASSES_OF_CLIPS)
 def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(name: str) -> None:
     import numpy as np
 
     module = import_module(f"transformers.models.{name}.processing_{name}")
-    cls: Any = getattr(module, {"audioflamingo3": "AudioFlamingo3Processor"}.get(name, "MusicFlamingoProcessor"))
+    class_name, most_seconds, rule_fields = CLASSES_OF_CLIPS[name]
+    cls: Any = getattr(module, class_name)
     extractor = transformers.WhisperFeatureExtractor(feature_size=8)
-    most_seconds, marks = {"audioflamingo3": (600, 0), "musicflamingo": (1200, 2)}[name]
-    rule = Clips(merge=2, several=True, max_clips=most_seconds // 30, marks=marks)
+    rule = Clips(several=True, max_clips=most_seconds // 30, **rule_fields)
     fields = SimpleNamespace(feature_extractor=extractor, max_audio_len=most_seconds, audio_token="<")
     fields.audio_bos_token = fields.audio_eos_token = "<"
     fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
@@ -564,7 +589,8 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         encoded = rule.encode(seconds)
         assert encoded.tokens == texts[0].count("<")
         assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
-    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {most_seconds}"):
+    longest = most_seconds // 30 * 30
+    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {longest}"):
         rule.encode(most_seconds + 1)
 
 

@@ -20,6 +20,7 @@ from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
@@ -78,20 +79,28 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
     changed[:, :, :, -1, -1] += 1
     with torch.no_grad():
         out, other = net(pixels), net(changed)
-    assert out.shape == (2, 1 if example.pooling else 12, example.hidden_size)
+    merged = 1 if example.merger is None else example.merger.side**2
+    assert out.shape == (2, 1 if example.pooling else 12 // merged, example.hidden_size)
     assert (out != other).any(-1).all()
 
 
-@pytest.mark.parametrize("example", [*VisionTower.examples(), *PatchEmbedder.examples(), *MobileNet.examples()])
-def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTower | PatchEmbedder | MobileNet) -> None:
+@pytest.mark.parametrize(
+    "example",
+    [*VisionTower.examples(), *PatchEmbedder.examples(), *MobileNet.examples(), *SamEncoder.examples()],
+)
+def test_flops_of_a_vision_encoder_are_those_of_its_reference(
+    example: VisionTower | PatchEmbedder | MobileNet | SamEncoder,
+) -> None:
     """Two images of 8 × 10 pixels, in patches of `patch_size`."""
     patches = example.patches
     side = patches.patch_size
     rows, columns = max(8 // side, 1) * 2, 6 if isinstance(example, MobileNet) else 5
+    if isinstance(example, SamEncoder):
+        rows = columns = example.grid
     net = example.reference(ModelProperties(24)).eval().requires_grad_(False)
     pixels = torch.randn(2, patches.num_channels, patches.temporal_patch_size, rows * side, columns * side)
     if (
-        not isinstance(example, MobileNet)
+        not isinstance(example, MobileNet | SamEncoder)
         and example.positions is not None
         and example.positions.rows < rows * columns + 1
     ):

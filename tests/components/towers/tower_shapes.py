@@ -118,6 +118,66 @@ WHISPER = {
     "num_mel_bins": 10,
     "max_source_positions": 12,
 }
+GLMASR = {name: size for name, size in WHISPER.items() if name != "max_source_positions"}
+RADIO: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "max_img_size": 24,
+    "video_temporal_patch_size": 2,
+}
+PARAKEET: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
+    "subsampling_conv_channels": 6, "projection_hidden_size": 20, "projection_bias": False,
+}  # fmt: skip
+JANUS: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "image_size": 24, "projection_dim": 32, "num_image_tokens": 36,
+}  # fmt: skip
+JANUS_TOKENIZER: dict[str, Any] = {
+    "num_embeddings": 40, "embed_dim": 4, "latent_channels": 6, "base_channels": 32,
+    "channel_multiplier": [1, 1, 1, 1, 2], "num_res_blocks": 1, "projection_dim": 32, "image_token_embed_dim": 32,
+}  # fmt: skip
+SAM: dict[str, Any] = {
+    **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
+    "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
+    "global_attn_indexes": [1],
+}  # fmt: skip
+SAM_OF_MODEL = {**SAM, "model_type": "sam_vision_model", "qkv_bias": False}
+IDEFICS2 = {name: size for name, size in CLIP.items() if name != "model_type"}
+PERCEIVER = {
+    "hidden_size": 32, "resampler_n_latents": 3, "resampler_depth": 2, "resampler_n_heads": 4,
+    "resampler_head_dim": 6, "num_key_value_heads": 2,
+}  # fmt: skip
+GRANITE: dict[str, Any] = {
+    "input_dim": 8, "num_layers": 3, "hidden_dim": 24, "num_heads": 2, "feedforward_mult": 2, "output_dim": 7,
+    "context_size": 10, "max_pos_emb": 12, "conv_kernel_size": 5,
+}  # fmt: skip
+QFORMER: dict[str, Any] = {
+    "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
+    "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
+}  # fmt: skip
+GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
+GRANITE_SHAPES: list[dict[str, Any]] = [
+    {"encoder_config": GRANITE, "projector_config": QFORMER},
+    {
+        "encoder_config": {**GRANITE, "num_layers": 1, "conv_kernel_size": 4, "dim_head": 5},
+        "projector_config": {**QFORMER, "cross_attention_frequency": 1, "num_hidden_layers": 1},
+        "window_size": 6,
+        "downsample_rate": 2,
+    },
+]
+MINICPM: dict[str, Any] = {**COMMON_VISION, "image_size": 24}
+FUN_ASR: dict[str, Any] = {
+    "num_mel_bins": 4, "num_stacked_frames": 3, "hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 20,
+    "num_hidden_layers": 4, "num_timestamp_prediction_layers": 2,
+}  # fmt: skip
+ADAPTOR: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+    "projector_hidden_size": 20,
+}  # fmt: skip
+CONVNEXT: dict[str, Any] = {
+    "hidden_size": 10, "kernel_size": 3, "num_filters": 4, "downsampling_ratios": [2, 3], "depths": [1, 2, 1],
+    "ffn_expansion": 2, "model_type": "vibevoice_acoustic_tokenizer_encoder",
+}  # fmt: skip
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -465,6 +525,17 @@ WRAPPERS: dict[str, Shapes] = {
         {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
         [{"vision_config": SIGLIP}, {"vision_config": CLIP}],
     ),
+    "idefics2": (
+        "Idefics2ForConditionalGeneration",
+        {"vision_model": ("vision_model",), "connector": ("connector_projection", "connector")},
+        [
+            {"vision_config": IDEFICS2, "perceiver_config": PERCEIVER},
+            {
+                "vision_config": {**IDEFICS2, "num_channels": 1, "hidden_act": "relu"},
+                "perceiver_config": {**PERCEIVER, "num_key_value_heads": 4, "resampler_depth": 1},
+            },
+        ],
+    ),
     "idefics3": (
         "Idefics3ForConditionalGeneration",
         {"vision_model": ("vision_model",), "connector": ("connector",)},
@@ -493,6 +564,22 @@ WRAPPERS: dict[str, Shapes] = {
                 "vocabulary_map": VOCABULARY_MAP,
                 "vq_config": {**EMU3, "channel_multiplier": [1, 1, 2], "attn_resolutions": [5], "in_channels": 1}
                 | {"num_res_blocks": 2, "temporal_downsample_factor": 2, "num_attention_heads": 2},
+            },
+        ],
+    ),
+    "janus": (
+        "JanusForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "aligner": ("aligner",),
+            "vqmodel + generation_embeddings + generation_aligner + generation_head": ("image_tokenizer",),
+        },
+        [
+            {"vision_config": JANUS, "vq_config": JANUS_TOKENIZER},
+            {
+                "vision_config": {**JANUS, "attention_bias": False, "mlp_ratio": 2.5, "depth": 3, "num_channels": 1},
+                "vq_config": {**JANUS_TOKENIZER, "channel_multiplier": [1], "num_res_blocks": 2, "in_channels": 1}
+                | {"num_hidden_layers": 3},
             },
         ],
     ),
@@ -714,6 +801,115 @@ WRAPPERS: dict[str, Shapes] = {
         "Qwen3ASRForConditionalGeneration",
         {"audio_tower": ("audio_tower",), "multi_modal_projector": ("audio_projector",)},
         [{"audio_config": QWEN3_AUDIO}, {"audio_config": {**QWEN3_AUDIO, "activation_function": "relu"}}],
+    ),
+    "glmasr": (
+        "GlmAsrForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": GLMASR},
+            {"audio_config": {**GLMASR, "intermediate_size": 48, "num_key_value_heads": 2, "hidden_act": "silu"}},
+        ],
+    ),
+    "nemotron_h_omni": (
+        "NemotronH_Omni_Reasoning_V3",
+        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)}
+        | {"audio_tower": ("audio_tower",), "embed_audio": ("embed_audio",)},
+        [
+            {
+                "vision_config": RADIO,
+                "vision_hidden_size": 24,
+                "audio_config": {**PARAKEET, "attention_bias": True, "projection_bias": True},
+            },
+            {"vision_config": RADIO, "audio_config": PARAKEET, "vision_hidden_size": 24, "projector_hidden_size": 20},
+            {
+                "vision_config": {**RADIO, "num_channels": 1, "qkv_bias": False, "mlp_ratio": 2.5, "num_registers": 0}
+                | {"video_temporal_patch_size": 3},
+                "vision_hidden_size": 24,
+                "video_temporal_patch_size": 3,
+                "downsample_ratio": 0.25,
+            },
+        ],
+    ),
+    **{
+        kind: (
+            "GotOcr2ForConditionalGeneration",
+            {"vision_tower + multi_modal_projector": ("vision_tower", "multi_modal_projector")},
+            [
+                {"vision_config": {**SAM, "image_size": 256}},
+                {"vision_config": {**SAM, "qkv_bias": False, "use_abs_pos": False, "num_channels": 1}},
+                {"vision_config": {**SAM, "use_rel_pos": False, "global_attn_indexes": [], "window_size": 2}},
+            ],
+        )
+        for kind in ("got_ocr2", "pp_chart2table")
+    },
+    "deepseek_vl_hybrid": (
+        "DeepseekVLHybridForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "aligner": ("vision_aligner", "high_res_vision_aligner", "aligner"),
+            "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha": (
+                "high_res_vision_model",
+            ),
+        },
+        [
+            {"vision_config": SIGLIP, "high_res_vision_config": SAM},
+            {"vision_config": SIGLIP, "high_res_vision_config": {**SAM_OF_MODEL, "mlp_ratio": 2.5, "mlp_dim": None}},
+        ],
+    ),
+    "granite_speech": ("GraniteSpeechForConditionalGeneration", GRANITE_PLACES, GRANITE_SHAPES),
+    "granite_speech_plus": (
+        "GraniteSpeechPlusForConditionalGeneration",
+        GRANITE_PLACES,
+        [
+            GRANITE_SHAPES[0],
+            {
+                "encoder_config": {**GRANITE, "cat_hidden_layers": [0, 2]},
+                "projector_config": {**QFORMER, "encoder_hidden_size": 72},
+            },
+        ],
+    ),
+    **{
+        kind: (
+            f"MiniCPM{name}ForConditionalGeneration",
+            {"vision_tower": ("vision_tower",), "merger": ("vision_merger_0", "vision_merger_1")},
+            [
+                {"vision_config": MINICPM, "insert_layer_id": 0},
+                {
+                    "vision_config": {**MINICPM, "num_hidden_layers": 4, "num_channels": 1, "hidden_act": "relu"},
+                    "insert_layer_id": 1,
+                    "merger_times": 2,
+                },
+            ],
+        )
+        for kind, name in (("minicpmv4_6", "V4_6"), ("minicpmv4_7", "V4_7"), ("minicpm_ocr", "Ocr"))
+    },
+    "fun_asr_nano": (
+        "FunAsrNanoForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": FUN_ASR, "adaptor_config": ADAPTOR},
+            {
+                "audio_config": {**FUN_ASR, "num_stacked_frames": 6, "num_hidden_layers": 1, "fsmn_kernel_size": 4}
+                | {"num_timestamp_prediction_layers": 0, "hidden_act": "gelu"},
+                "adaptor_config": {**ADAPTOR, "num_hidden_layers": 1, "projector_hidden_act": "silu"},
+            },
+        ],
+    ),
+    "vibevoice_asr": (
+        "VibeVoiceAsrForConditionalGeneration",
+        {
+            **{f"{name}_tokenizer_encoder": (f"{name}_audio_encoder",) for name in ("acoustic", "semantic")},
+            "multi_modal_projector": tuple(
+                f"{name}_audio_{part}" for name in ("acoustic", "semantic") for part in ("projector", "projection")
+            ),
+        },
+        [
+            {"acoustic_tokenizer_encoder_config": CONVNEXT, "semantic_tokenizer_encoder_config": CONVNEXT},
+            {
+                "acoustic_tokenizer_encoder_config": {**CONVNEXT, "hidden_act": "relu", "kernel_size": 5},
+                "semantic_tokenizer_encoder_config": {**CONVNEXT, "ffn_expansion": 3, "hidden_size": 12},
+            },
+        ],
     ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",

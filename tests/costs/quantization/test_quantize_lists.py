@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,17 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
 
 
+def test_an_index_of_mistral_small_4_in_4_bits_has_the_counted_bytes() -> None:
+    """Of github.com/delsakov/mcp_tests at 41ae95c; mlx-vlm of its day left routers in bf16, as the names show."""
+    config = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]}
+    scheme = scheme_of_config({**config, "quantization": {"group_size": 64, "bits": 4, "mode": "affine"}})
+    assert scheme is not None
+    spec = load("mistral-small-4-119b").model
+    routers, bits = 36 * 128 * 4096, Fraction(4 * 64 + 2 * 16, 64)
+    assert params(spec).total == 118_972_826_624
+    assert quantized_size(spec, scheme).total + routers * (16 - bits) / 8 == 66_949_842_944
+
+
 AUTO_ROUND = {
     "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "autoround_version": "0.12.3",
     "bits": 4, "act_bits": 4, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0,
@@ -423,3 +435,54 @@ def test_a_name_comes_before_a_pattern_and_both_before_all_linear_layers(order: 
     table = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
     size = of_llama(**table, config_groups={f"group_{i}": groups[i] for i in order})
     assert size.weights == (ALL - 2 * F) // 2 + F + F // 4
+
+
+# FP8 with vLLM's list: MiMo-V2.5
+
+FULL_LAYERS, SLIDING_LAYERS, EXPERT_LAYERS = 9, 39, 47
+
+MIMO_V2_5: dict[str, Any] = {
+    "model_type": "mimo_v2", "vocab_size": 152576, "hidden_size": 4096, "intermediate_size": 16384,
+    "num_hidden_layers": 48, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
+    "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "sliding_window": 128,
+    "hybrid_layer_pattern": [0, *[1, 1, 1, 1, 0], *7 * [1, 1, 1, 1, 1, 0]], "moe_layer_freq": [0, *47 * [1]],
+    "add_swa_attention_sink_bias": True, "max_position_embeddings": 1048576, "tie_word_embeddings": False,
+    "quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "store_dtype": "fp8",
+        "weight_block_size": [128, 128], "ignored_layers": [f"model.layers.{i}.self_attn.o_proj" for i in range(48)],
+    },
+}  # fmt: skip
+
+
+def test_fp8_of_mimo_v2_5_has_the_bytes_of_its_published_tensors() -> None:
+    """Shapes and number formats are those in a published list of all 73,081 tensors of XiaomiMiMo/MiMo-V2.5.
+
+    The checkpoint has routers in fp32, not counted so here, and 108 rows of scales for 13568 rows of queries, keys and
+    values, because each of four parts of these has blocks of its own; counted are 106.
+    """
+    queries_keys_values = FULL_LAYERS * 13568 * 4096 + SLIDING_LAYERS * 14848 * 4096
+    converted = queries_keys_values + 3 * 16384 * 4096 + EXPERT_LAYERS * 256 * 3 * 2048 * 4096
+    embedding_and_head, outputs, norms = 2 * 152576 * 4096, 48 * 4096 * 8192, (2 * 48 + 1) * 4096
+    routers, sinks = EXPERT_LAYERS * 256 * 4096, SLIDING_LAYERS * 64
+    parts = quantized_parts(MIMO_V2_5)
+    assert parts.weights == converted
+    assert parts.scales == 4 * converted // 128**2
+    assert parts.unconverted == 2 * (embedding_and_head + outputs + norms + routers + sinks)
+
+
+def quantized_parts(config: dict[str, Any]) -> Parts:
+    return stored(spec_of(config), config, config["quantization_config"])
+
+
+def test_the_list_of_transformers_converts_a_head_that_it_does_not_name() -> None:
+    fields = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    listed = ["model.layers.0.mlp.up_proj"]
+    kept, converted = (of_llama(**fields, **{name: listed}) for name in ("ignored_layers", "modules_to_not_convert"))
+    head = DENSE.vocab_size * DENSE.hidden_size
+    assert (converted.weights - kept.weights, kept.unconverted - converted.unconverted) == (head, 2 * head)
+
+
+def test_fp8_that_is_stored_in_mxfp4_is_refused() -> None:
+    with pytest.raises(InputError, match="store_dtype: 'mxfp4'; expected one of None, 'fp8'"):
+        of_llama(quant_method="fp8", weight_block_size=[32, 32], store_dtype="mxfp4")

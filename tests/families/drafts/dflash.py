@@ -10,6 +10,9 @@ WINDOWED: dict[str, Any] = {
     "sliding_window": 8,
 }
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {
+    "attention_mode": "mla", "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+}  # fmt: skip
 SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
@@ -17,10 +20,12 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "dflash", **SMALL},
         {"model_type": "dflash", **SMALL, "target_hidden_size": 48},
         {"model_type": "dflash", **SMALL, **WINDOWED, "attention_bias": True, "draft_vocab_size": 40},
+        {"model_type": "dflash", **SMALL, **WINDOWED, **LATENT, "q_lora_rank": 10},
     ],
     "DFlash2DraftModel": [
         {"model_type": "dflash2", **SMALL, **SELECTOR, "conv_kernel_size": 2, "conv_group_size": 4},
         {"model_type": "dflash2", **SMALL, **WINDOWED, **SELECTOR, "conv_kernel_size": 3, "conv_group_size": 8},
+        {"model_type": "dflash2", **SMALL, **LATENT, **SELECTOR, "conv_kernel_size": 2, "conv_group_size": 4},
     ],
     "DSparkDraftModel": [
         {"model_type": "dspark", **SMALL, "markov_rank": 6, "confidence_head_alpha": 1.0},

@@ -108,44 +108,14 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "janus": UncountedModules(
-        "JanusForConditionalGeneration",
-        "vision_model + aligner + vqmodel + generation_embeddings + generation_aligner + generation_head",
-    ),
-    "deepseek_vl_hybrid": UncountedModules(
-        "DeepseekVLHybridForConditionalGeneration",
-        "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha + vision_model + "
-        "aligner",
-    ),
-    "idefics2": UncountedModules("Idefics2ForConditionalGeneration", "vision_model + connector"),
-    "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
-    "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),
-    "minicpm_ocr": UncountedModules("MiniCPMOcrForConditionalGeneration", "vision_tower + merger"),
-    "nemotron_h_omni": UncountedModules(
-        "NemotronH_Omni_Reasoning_V3", "vision_model + multi_modal_projector", text_model="language_model"
-    ),
     "nemo_speechlm": UncountedModules(
         "Nemotron3_5TranscribeForConditionalGeneration",
         "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",
-    ),
-    "granite_speech": UncountedModules("GraniteSpeechForConditionalGeneration", "encoder + projector"),
-    "granite_speech_plus": UncountedModules("GraniteSpeechPlusForConditionalGeneration", "encoder + projector"),
-    "glmasr": UncountedModules("GlmAsrForConditionalGeneration", "audio_tower + multi_modal_projector"),
-    "fun_asr_nano": UncountedModules(
-        "FunAsrNanoForConditionalGeneration",
-        "audio_tower + multi_modal_projector",
-        {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     ),
     "vibevoice": UncountedModules(
         "VibeVoiceForConditionalGeneration",
         "audio_tower + multi_modal_projector + semantic_tokenizer_encoder + semantic_connector + diffusion_head + "
         "latent_scaling_factor + latent_bias_factor",
-    ),
-    "vibevoice_asr": UncountedModules(
-        "VibeVoiceAsrForConditionalGeneration",
-        "acoustic_tokenizer_encoder + semantic_tokenizer_encoder + multi_modal_projector",
     ),
     "voxtral_realtime": UncountedModules(
         "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False

@@ -31,6 +31,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "llava_mpt", "vocab_size": 96, "d_model": 32, "n_layers": 3, "n_heads": 4, "mm_hidden_size": 24}
     ],
     "LlavaQwenForCausalLM": [{"model_type": "llava_qwen", **LLAVA}],
+    "VideoChatFlashQwenForCausalLM": [{"model_type": "videochat_flash_qwen", **LLAVA, "mm_llm_compress": False}],
     "LlavaGemmaForCausalLM": [{"model_type": "llava_gemma", **LLAVA, "head_dim": 8}],
     "BunnyPhiForCausalLM": [{"model_type": "bunny-phi", **LLAVA}],
     "BunnyPhi3ForCausalLM": [{"model_type": "bunny-phi3", **LLAVA}],

@@ -19,6 +19,19 @@ MIMO: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 
+NAIVE: dict[str, Any] = {
+    **MIMO,
+    "model_type": "naive_n05_flash",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hybrid_layer_pattern": [0, 1, 0, 1],
+    "add_swa_attention_sink_bias": True,
+    "add_full_attention_sink_bias": False,
+    **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 12, "swa_v_head_dim": 8},
+    **{"enable_dsa": True, "index_n_heads": 3, "index_head_dim": 8, "index_top_k": 6, "index_n_kv_heads": 1},
+    "partial_rotary_factor": 0.334,
+}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "MiMoV2ForCausalLM": [
         {
@@ -33,5 +46,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
         {**MIMO, "swa_num_attention_heads": 8, "swa_head_dim": 8, "attention_bias": True, "v_head_dim": 12},
         {**MIMO, "hybrid_layer_pattern": [0] * 4, "moe_layer_freq": [1, 0, 1, 0], "tie_word_embeddings": True},
+    ],
+    "NaiveN05FlashForCausalLM": [
+        NAIVE,
+        {**NAIVE, "attention_bias": True, "add_full_attention_sink_bias": True, "partial_rotary_factor": 0.5},
     ],
 }

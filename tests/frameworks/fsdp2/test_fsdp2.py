@@ -58,6 +58,7 @@ from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter, Place
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
+from llmcalc.witnesses import variants
 from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
@@ -252,6 +253,27 @@ def test_adapters_are_sharded_with_the_frozen_weights(
     for rank in (0, layout.world - 1):
         theirs = by_torch(family(name), training, layout, rank, fsdp)
         assert differences(replayed(family(name), training, layout, rank, fsdp), theirs) == {}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, layout, fsdp = family("llama3-8b"), Layout(dp=2, zero=3), Fsdp("bfloat16")
+    assert spec.decoder is not None
+    last_layer = spec.decoder.num_hidden_layers - 1
+    use_kernels = variants.use_kernels
+
+    def freeze(module: Any, *arguments: Any) -> None:
+        use_kernels(module, *arguments)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(f"layers.{last_layer}." in name)
+        if recompute == "full":  # as LLaMA-Factory's checkpoints, whose first argument wants a gradient
+            layer = module.get_submodule(f"layers.{last_layer}")
+            layer.register_forward_pre_hook(lambda _, arguments: (arguments[0].requires_grad_(True), *arguments[1:]))
+
+    monkeypatch.setattr(variants, "use_kernels", freeze)
+    training = Training(batch=2, seq=7, recompute=recompute_of(recompute), first_trained_layer=last_layer)
+    theirs = by_torch(spec, training, layout, 0, fsdp)
+    assert differences(replayed(spec, training, layout, 0, fsdp), theirs) == {}
 
 
 def test_adapters_have_a_format_of_their_own_by_default() -> None:

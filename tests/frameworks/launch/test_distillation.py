@@ -139,6 +139,43 @@ def test_the_bytes_of_a_loss_in_chunks_are_an_upper_bound_of_torchs(logits: str)
             assert more - 0.02 <= width + chunk_width * GKD_CHUNK / tokens <= more + (5.3 if beta == 0 else 2.3)
 
 
+def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """torchtune/modules/loss/kd_losses.py, `ForwardKLLoss.forward`, without padding."""
+    teacher_prob = F.softmax(teacher, dim=-1, dtype=torch.float32)
+    inf_mask = torch.isinf(student)
+    student_logprob = F.log_softmax(student, dim=-1, dtype=torch.float32)
+    prod_probs = torch.masked_fill(teacher_prob * student_logprob, inf_mask, 0)
+    return -torch.sum(torch.sum(prod_probs, dim=-1).view(-1), dim=0)
+
+
+def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
+    """Beside the teacher's logits: a probability and a logarithm in float32, and a mask, of each logit."""
+    saved: dict[int, torch.Tensor] = {}
+    student, teacher_logits = (
+        torch.empty(TOKENS, VOCABULARY, dtype=torch.bfloat16, device="meta", requires_grad=i == 0) for i in range(2)
+    )
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(id(x), x), lambda x: x):
+        forward_kl(student, teacher_logits)
+    saved_bytes = sum(x.numel() * x.element_size() for x in saved.values())
+    file = FILES / "torchtune_lora.yaml"
+    table = yaml.safe_load(file.read_text()) | {
+        "teacher_model": {"_component_": "torchtune.models.qwen2_5.qwen2_5_7b_instruct"},
+        "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss"},
+    }
+    launch = launch_of(yaml.safe_dump(table), "kd.yaml", 1)
+    assert teacher(launch).parameters == LARGE
+    loss = teacher(launch).loss
+    assert loss is not None
+    assert loss.width == 2 + saved_bytes / (TOKENS * VOCABULARY)
+    assert loss.chunk * 8 == launch.settings["batch"] * launch.settings.get("seq", 2048)
+    for key, message in (
+        ("teacher_model", "teacher_model: 'gpt5' is not known"),
+        ("kd_loss", "'gpt5' is not modelled"),
+    ):
+        with pytest.raises(InputError, match=message):
+            launch_of(yaml.safe_dump(table | {key: {"_component_": "x.gpt5"}}), "kd.yaml", 1)
+
+
 SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
 
 

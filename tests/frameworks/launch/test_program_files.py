@@ -197,6 +197,13 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+BUDGET = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=0.5)"
+NETWORKS = (
+    'ac_config=TransformerActivationCheckpointingConfig(mode=M.selected_modules, modules=["blocks.*.feed_forward"])'
+)
+ULYSSES = "cp_config=TransformerContextParallelConfig.ulysses(degree=2)"
+
+
 def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
     """A step of OLMo-core is split over micro-batches of all devices, in tokens."""
     text = FILES["olmo_core.py"]
@@ -206,19 +213,85 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
     assert launch.spec is not None
     assert launch.spec.vocab_size == 100_352
     for old, new, message in (
-        ("olmo2_1B_v2(", "ngpt_1B(", "TransformerConfig.ngpt_1B: is not modelled; expected one of olmo2_1B_v2"),
-        ("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, ", "TransformerConfig.olmo2_1B_v2.n_layers"),
         ("= 4 * common", "= common.batch * common", "rank_microbatch_size: 'rank_microbatch_size'; expected"),
         ("return TransformerTrain", "return cookbook.TransformerTrain", "TransformerTrainModuleConfig: no call in"),
         ("64 * SEQ", "60 * SEQ", "global_batch_size: 122880 tokens; expected a multiple of 65536"),
         ("AdamWConfig(", "LionConfig(", "optim ('LionConfig' is not modelled; AdamWConfig, SkipStepAdamWConfig are)"),
         ("float8_config=None", "float8_config=Float8Config(enabled=True)", "float8_config (its products"),
-        ("float8_config=None", "cp_config=ring(4)", "cp_config (only FSDP is modelled"),
+        ("float8_config=None", "tp_config=rows(4)", "tp_config (only FSDP and parts of sequences are modelled"),
+        ("float8_config=None", "cp_config=ring(4)", "cp_config: its degree is not in the script"),
+        ("float8_config=None", BUDGET.replace("budget,", "blocks,"), "ac_config.mode ('blocks' is not modelled"),
         ("common.tokenizer", "TokenizerConfig.gpt2()", "TokenizerConfig.gpt2 (the embedding is counted"),
     ):
         with pytest.raises(InputError) as error:
             launch_of(text.replace(old, new), "olmo.py", 8)
         assert message in str(error.value)
+
+
+def test_what_a_script_of_olmo_core_states_of_sequences_replicas_and_recomputation() -> None:
+    text = FILES["olmo_core.py"]
+    sized = text.replace("DataParallelType.fsdp", "DataParallelType.hsdp, shard_degree=4")
+    for source, devices, settings, replicas in (
+        (text.replace("float8_config=None", BUDGET), 8, {"recompute": "every:2", "seq": 2048}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.1")), 8, {"recompute": "but-every:10"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.4")), 8, {"recompute": "but-every:2"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.7")), 8, {"recompute": "every:4"}, 1),
+        (text.replace("float8_config=None", BUDGET.replace("0.5", "0.8")), 8, {"recompute": "every:5"}, 1),
+        (text.replace("float8_config=None", NETWORKS), 8, {"recompute": "nodes:mlp"}, 1),
+        (text.replace("float8_config=None", ULYSSES), 8, {"seq": 1024, "batch": 4, "num_microbatches": 4}, 1),
+        (text.replace("DataParallelType.fsdp", "DataParallelType.hsdp"), 16, {"num_microbatches": 1}, 2),
+        (sized.replace("float8_config=None", ULYSSES), 16, {"num_microbatches": 2}, 2),
+        (sized, 16, {"num_microbatches": 1}, 4),
+    ):
+        launch = launch_of(source, "olmo.py", devices)
+        assert settings.items() <= launch.settings.items()
+        assert (launch.layout.dp, launch.layout.hsdp_replicas) == (devices, replicas)
+
+
+def test_a_script_of_olmo_core_that_changes_its_model_leaves_it_to_target() -> None:
+    """Such as the hybrid models, whose scripts replace layers of OLMo 3 after the call that made it."""
+    text = FILES["olmo_core.py"]
+    call = "return TransformerConfig.olmo2_1B_v2(vocab_size=common.tokenizer.padded_vocab_size())"
+    assert call in text
+    changed = text.replace(call, call.replace("return", "config =") + "\n    {}\n    return config")
+    fused = launch_of(changed.format("config.lm_head.loss_implementation = Loss.fused_linear"), "olmo.py", 8)
+    assert fused.spec is not None
+    assert fused.settings["cross_entropy"] == "chunked"
+    for source, target in (
+        (changed.format("config.d_model -= 128"), "TransformerConfig.olmo2_1B_v2 with other d_model"),
+        (text.replace("olmo2_1B_v2(", "ngpt_1B("), "TransformerConfig.ngpt_1B"),
+        (text.replace("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, "), "TransformerConfig.olmo2_1B_v2 with other n_layers"),
+    ):
+        launch = launch_of(source, "olmo.py", 8)
+        assert (launch.spec, launch.target) == (None, target)
+
+
+COOKBOOK = """
+from olmo_core.internal import cookbook
+SEQ_LENGTH = 4096
+model = TransformerConfig.olmo2_1B_v2(vocab_size=TokenizerConfig.dolma2().padded_vocab_size())
+step = cookbook.configure_train_module(
+    max_sequence_length=SEQ_LENGTH, rank_microbatch_size=SEQ_LENGTH * 2, learning_rate=1e-4,
+    activation_memory_budget=0.75, cp_degree=2, dp_shard_degree=2)
+"""
+
+
+def test_the_cookbook_of_olmo_core_states_the_rest_of_a_step() -> None:
+    launch = launch_of(COOKBOOK, "olmo.py", 8)
+    expected = {"seq": 2048, "batch": 2, "recompute": "every:4", "compile": True, "dtype": "bf16"}
+    assert expected.items() <= launch.settings.items()
+    assert (launch.layout.dp, launch.layout.zero, launch.layout.hsdp_replicas) == (8, 3, 2)
+
+
+def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
+    text = FILES["pai_qwen2.sh"].replace("Qwen2Tokenizer", "BloomTokenizerFromHF")
+    assert text != FILES["pai_qwen2.sh"]
+    arguments = ("dsw", "7B", "2", "bf16")
+    with pytest.raises(InputError, match="expected its size as the last argument of the script, as in --launch 'FILE"):
+        launch_of(text, "pai.sh", arguments=arguments)
+    launch = launch_of(text, "pai.sh", arguments=(*arguments, "--padded-vocab-size", "250880"))
+    assert launch.spec is not None
+    assert launch.spec.vocab_size == 250_880
 
 
 def test_an_engine_sleeps_while_the_training_runs() -> None:
@@ -235,6 +308,27 @@ def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     assert any("num_generations, 8" in note for note in launch_of(text, "grpo.py").notes)
     in_parts = text.replace("batch_size=4", "batch_size=4, num_generations=4")
     assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
+
+
+def test_activations_of_verl_wait_on_the_host() -> None:
+    text = FILES["verl_fsdp.sh"].replace(
+        "main_ppo ", "main_ppo actor_rollout_ref.model.enable_activation_offload=True ", 1
+    )
+    launch = launch_of(text, "verl.sh", 8)
+    assert launch.settings["offload_activations"] is True
+    assert any("of which five stay, an estimate" in note for note in launch.notes)
+
+
+def test_a_python_file_that_trains_is_no_server(tmp_path: Path) -> None:
+    """Notebooks of Unsloth start vLLM to write data, and then train."""
+    file = tmp_path / "data_and_training.py"
+    start = 'import subprocess\nserver = subprocess.Popen(["vllm", "serve", "Qwen/Qwen2.5-7B"])\n'
+    file.write_text(start)
+    assert starts_any_server(file)
+    file.write_text(start + FILES["unsloth_sft.py"])
+    assert not starts_any_server(file)
+    launch = read_launch(file)
+    assert launch.settings["lora_rank"] == 8
 
 
 def test_sums_of_verl_are_in_the_format_of_the_file() -> None:

@@ -42,9 +42,11 @@ PROGRAM_OF = {
     "axolotl_full_fsdp2.yaml": "axolotl",
     "axolotl_fsdp2_offload.yaml": "axolotl",
     "axolotl_zero1.yaml": "axolotl",
+    "axolotl_dora.yaml": "axolotl",
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
     "llama_factory_galore.yaml": "LLaMA-Factory",
+    "llama_factory_freeze.yaml": "LLaMA-Factory",
     "llama_factory_version_1.yaml": "LLaMA-Factory",
     "llama_factory_megatron.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
@@ -203,6 +205,49 @@ def test_shards_on_the_host() -> None:
     assert whole["host_bytes"] > 7 * offloaded["host_bytes"] > 0
 
 
+def test_adapters_with_magnitudes() -> None:
+    """DoRA by the names of each program; and what a restart of ReLoRA takes is no part of a step."""
+    launch = read_launch(FILES / "axolotl_dora.yaml")
+    assert {"use_dora": True, "lora_rank": 16, "base": "nf4-dq"}.items() <= launch.settings.items()
+    assert any("the sum of one layer's weight and its adapter, made at each restart" in note for note in launch.notes)
+    model = {**yaml.safe_load((FILES / "torchtune_lora.yaml").read_text())["model"], "use_dora": True}
+    table = {"name": "lora", "r": 8, "use_dora": True}
+    swift = "swift sft --model Qwen/Qwen2.5-0.5B --use_dora true --max_length 512"
+    for other_launch in (
+        changed("torchtune_lora.yaml", model=model),
+        changed("llama_factory_qlora.yaml", use_dora=True),
+        changed("llama_factory_version_1.yaml", peft_config=table, quant_config=None),
+        changed("trl_sft.yaml", use_peft=True, use_dora=True),
+        launch_of(swift, "swift.sh"),
+        launch_of((FILES / "unsloth_sft.py").read_text().replace("r=8", "r=8, use_dora=True"), "sft.py"),
+    ):
+        assert other_launch.settings["use_dora"] is True
+    assert "use_dora" not in changed("axolotl_dora.yaml", peft_use_dora=None).settings
+
+
+def test_the_last_layers_of_llama_factory() -> None:
+    """model/adapter.py, `_setup_freeze_tuning`: trained layers in float32 beside frozen ones, but for pure_bf16."""
+    launch = read_launch(FILES / "llama_factory_freeze.yaml")
+    assert {"trainable_layers": 4, "dtype": "bf16", "precision": "autocast"}.items() <= launch.settings.items()
+    pure = changed("llama_factory_freeze.yaml", bf16=None, pure_bf16=True, freeze_trainable_layers=None)
+    assert (pure.settings["trainable_layers"], pure.settings.get("precision")) == (2, None)
+    table = {"name": "freeze", "freeze_trainable_layers": 3}
+    version_1 = changed("llama_factory_version_1.yaml", peft_config=table, quant_config=None)
+    assert version_1.settings["trainable_layers"] == 3
+    for changes, message in (
+        ({"freeze_trainable_layers": -2}, "freeze_trainable_layers (-2: the first layers are not modelled"),
+        (
+            {"freeze_trainable_modules": "mlp"},
+            "freeze_trainable_modules ('mlp' is not modelled; whole layers alone are",
+        ),
+        ({"freeze_extra_modules": ["norm"]}, "freeze_extra_modules"),
+        ({"quantization_bit": 4}, "with finetuning_type freeze, quantized weights take no gradient"),
+    ):
+        with pytest.raises(InputError) as error:
+            changed("llama_factory_freeze.yaml", **changes)
+        assert message in str(error.value)
+
+
 QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 
 
@@ -342,7 +387,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
         ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
         (
             {"finetuning_type": "oft"},
-            "finetuning_type ('oft' is not modelled; full and lora are; --allow",
+            "finetuning_type ('oft' is not modelled; full, lora and freeze are; --allow",
         ),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),

@@ -119,7 +119,8 @@ class LoraKernels(FakeQuantizationKernels):
             or name not in adapters.targets
         ):
             return tensors
-        shapes = (adapters.rank, parameter_use.op.n_in), (parameter_use.op.n_out, adapters.rank)
+        shapes: list[Shape] = [(adapters.rank, parameter_use.op.n_in), (parameter_use.op.n_out, adapters.rank)]
+        shapes += [(parameter_use.op.n_out,)] if adapters.has_magnitudes else []
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
@@ -180,7 +181,7 @@ class LoraKernels(FakeQuantizationKernels):
             weight = self._new_quantised_weight(TOGETHER, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total_width, x.shape[-1]))
-        product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight)
+        product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
@@ -230,7 +231,9 @@ class LoraKernels(FakeQuantizationKernels):
         if operations[0].name in GATE:  # a variable names a half of the product until the module returns
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
-    def _with_adapters(self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
+    def _with_adapters(
+        self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         adapters = self.adapters
         adapted_steps = (
             [] if adapters is None else [operation for operation in operations if operation.name in adapters.targets]
@@ -242,7 +245,7 @@ class LoraKernels(FakeQuantizationKernels):
         if len(adapted_steps) < len(operations):
             names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
-        return self._add_adapter(TOGETHER, x, product, weight)
+        return self._add_adapter(TOGETHER, x, product, weight, bias)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
@@ -292,7 +295,7 @@ class LoraKernels(FakeQuantizationKernels):
         if not has_adapter:
             return self.product(rounded_x, rounded_weight, bias, width)
         return self._add_adapter(
-            operation.name, x, self.product(rounded_x, rounded_weight, bias, width), weight
+            operation.name, x, self.product(rounded_x, rounded_weight, bias, width), weight, bias
         )  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -304,16 +307,25 @@ class LoraKernels(FakeQuantizationKernels):
             raise self.unsupported("--fake-quantize is not modelled for a layer that runs twice; expected none", name)
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
-        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
+        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, bias, module_path)
 
     def _add_adapter(
-        self, parameter_name: str, x: Tensor, base_output: Tensor, weight: Tensor, module_path: Path | None = None
+        self,
+        parameter_name: str,
+        x: Tensor,
+        base_output: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        module_path: Path | None = None,
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
         lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path)
+        if adapters.has_magnitudes:
+            magnitude = self.adapter(f"{parameter_name}.magnitude", (base_output.shape[-1],), module_path)
+            return self._add_decomposed_adapter(x, base_output, weight, bias, lora_a, lora_b, magnitude)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
             lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
             lora_out = aten.scale(aten.linear(lora_out, lora_b))
@@ -330,6 +342,59 @@ class LoraKernels(FakeQuantizationKernels):
         adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
         base_output = aten.add(base_output, self._scaled_adapter(adapter_input, lora_a, lora_b))
         return aten.to(base_output, dtype)
+
+    def _add_decomposed_adapter(
+        self,
+        x: Tensor,
+        base_output: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        lora_a: Tensor,
+        lora_b: Tensor,
+        magnitude: Tensor,
+    ) -> Tensor:
+        """Adds the output of an adapter with a trained magnitude of each output (DoRA: arXiv:2402.09353).
+
+        Sources: peft/tuners/lora/variants.py, `DoraLinearVariant.forward`; peft/tuners/lora/dora.py,
+        `DoraLinearLayer.forward`; torchtune/modules/peft/dora.py, `DoRALinear.forward`. The norms of the whole rows
+        take several copies of the weight, which are freed at once.
+        """
+        aten, adapters, output_dtype = self.t, self.adapters, base_output.dtype
+        assert adapters is not None
+        is_peft, casts = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
+        if is_peft and weight.dtype is UINT8:
+            base_output = aten.copy(base_output)
+        result = base_output
+        if is_peft and casts:
+            x = aten.to(x, adapters.dtype)
+        if adapters.dropout:
+            x = aten.dropout(x)
+        low_rank_output = None if is_peft else aten.linear(aten.linear(x, lora_a), lora_b)
+        identity = aten.new_tensor((x.shape[-1], x.shape[-1]), lora_a.dtype)
+        lora_weight = aten.to(aten.transpose(aten.linear(aten.linear(identity, lora_a), lora_b), 0, 1), x.dtype)
+        del identity
+        if weight.dtype is UINT8:
+            weight = self._decode_weight((base_output.shape[-1], x.shape[-1]), output_dtype)
+        weight = aten.to(weight, x.dtype)
+        magnitude_scale = aten.unsqueeze(aten.div(magnitude, self._row_norms(weight, lora_weight.detached())), 0)
+        if low_rank_output is None:
+            low_rank_output = aten.linear(aten.linear(x, lora_a), lora_b)
+            if adapters.dropout:
+                base_output = aten.linear(x, weight)
+            elif bias is not None:
+                base_output = aten.sub(base_output, bias)
+        base_part = aten.mul(aten.add_number(magnitude_scale), base_output)
+        decomposed = aten.add(base_part, aten.scale(aten.mul(magnitude_scale, low_rank_output)))
+        del base_part, lora_weight, weight, low_rank_output, magnitude_scale, base_output, x
+        output = aten.add(result, decomposed)
+        return aten.to(output, output_dtype) if is_peft and casts else output
+
+    def _row_norms(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
+        """Returns the norm of each row of the adapted weight, through which no gradient flows."""
+        aten = self.t
+        adapted_weight = aten.add(weight, aten.scale(lora_weight))
+        summed_weight = aten.to(adapted_weight, FLOAT32) if self.autocasts_to_float32 else adapted_weight
+        return aten.to(aten.new_tensor((summed_weight.shape[0],), summed_weight.dtype), adapted_weight.dtype)
 
     def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
         """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""

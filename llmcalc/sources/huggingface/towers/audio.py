@@ -1,6 +1,7 @@
 """Whisper's encoder with a text model, and the vision and audio encoders of Phi-4-multimodal.
 
-transformers: models/qwen2_audio, voxtral, audioflamingo3, musicflamingo, moss_transcribe_diarize, phi4_multimodal.
+transformers: models/qwen2_audio, voxtral, audioflamingo3, musicflamingo, moss_transcribe_diarize, glmasr,
+phi4_multimodal.
 Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
+from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm, rope
 from .section import Section, patches_per_side, projector, self_attention, two_linear_layers
 from .siglip import siglip_of_rows
 
@@ -77,6 +78,28 @@ def _read_moss(wrapper: Config, config: Config, width: int, **merge_fields: Any)
     merge_fields = merge_fields or {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
     linear_layers = projector(config.size("hidden_size"), *two_linear_layers(width, activation, bias), **merge_fields)
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
+
+
+def _read_glmasr(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
+    h, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm()
+    kv_heads = config.optional_size("num_key_value_heads") or heads
+    config.quotient("num_key_value_heads", heads, kv_heads)
+    attention = self_attention(
+        config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
+    )
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    clip = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
+    stack = {
+        "num_hidden_layers": config.size("num_hidden_layers"),
+        "block": layer_table(attention, network, norm),
+        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
+        "final_norm": norm,
+    }
+    frames = config.quotient("hidden_size", config.size("intermediate_size"), h)
+    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * width)
+    tower = {"type": "audio", "hidden_size": h, "stack": stack, "audio": {**clip, "merge": GLM_MERGE}}
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
 
 
 def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
@@ -178,6 +201,9 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
+WHISPER_FRAMES, GLM_CLIPS, GLM_MERGE = 3000, 21, 4
+"""The frames of a clip of Whisper's processor, and the most clips and the positions per token of GLM-ASR's."""
+
 PHI4_TILES = 36
 """The most tiles of an image in Phi-4-multimodal's processor (`dynamic_hd`)."""
 
@@ -202,6 +228,12 @@ VOXTRAL: Table = {
     "activation_function": "gelu",
     "num_mel_bins": 128,
     "max_source_positions": 1500,
+}
+
+GLMASR: Table = {
+    **{name: value for name, value in VOXTRAL.items() if name not in ("activation_function", "max_source_positions")},
+    "num_key_value_heads": None,
+    "hidden_act": "gelu",
 }
 
 PHI4_VISION: Table = {
@@ -304,6 +336,14 @@ WRAPPERS = {
             {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
             ignored_fields=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
+        )
+    },
+    "glmasr": {
+        "audio_config": Section(
+            _read_glmasr,
+            {"glmasr_encoder": GLMASR},
+            {"projector_hidden_act": "gelu"},
+            ignored_fields=AUDIO_FIELDS | {"partial_rotary_factor", "rope_parameters"},
         )
     },
     "ultravox": {

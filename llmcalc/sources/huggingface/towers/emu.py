@@ -1,6 +1,6 @@
-"""Emu 3's image tokenizer, a VQ-VAE (Wang 2024, arXiv:2409.18869, §2.1).
+"""Image tokenizers, VQ-VAEs: Emu 3 (Wang 2024, arXiv:2409.18869, §2.1) and Janus (Wu 2024, arXiv:2410.13848).
 
-transformers: models/emu3 (`Emu3VQVAE`).
+transformers: models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`; with the encoder of images that Janus reads).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from math import log2
 
 from ....components.base import LARGEST
 from ..config import Config
-from ..parts import QKVO, Table, biases, layernorm
-from .section import Section, self_attention
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp
+from .section import Section, patches_per_side, projector, self_attention, vision_transformer
 
 GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
@@ -35,37 +35,96 @@ The processor also writes the number of lines and columns in digits, which count
 
 def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
-    config.require("double_latent", False)
-    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
+    base_channels, multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", least=0)
     hidden = config.size("hidden_size")
-    for multiple in multipliers:
-        if base_channels * multiple % GROUPS:
-            raise config.error("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
     for level in {*(level for level in attended_levels if level < len(multipliers)), len(multipliers) - 1}:
         if base_channels * multipliers[level] != hidden:
             raise config.error(
                 "hidden_size", hidden, f"{base_channels * multipliers[level]}, the channels of level {level}"
             )
-    tokenizer = {
+    tokenizer = _tokenizer(config, base_channels, multipliers) | {
+        "attn_resolutions": [level for level in attended_levels if level < len(multipliers)],
+        "attention": self_attention(config, **biases(True, *QKVO)),
+        "codebook_size": config.size("codebook_size"),
+        "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
+    }
+    if 2 ** (len(multipliers) - 1) == PIXELS_PER_TOKEN:
+        tokenizer["image"] = IMAGE_RULE
+    return {"image_tokenizer": tokenizer}
+
+
+def _read_channels(config: Config) -> tuple[int, list[int]]:
+    """Reads the channels of the first level and their multiples in all levels."""
+    config.require("double_latent", False)
+    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
+    for multiple in multipliers:
+        if base_channels * multiple % GROUPS:
+            raise config.error("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
+    return base_channels, multipliers
+
+
+def _tokenizer(config: Config, base_channels: int, multipliers: list[int]) -> Table:
+    """Returns the fields that the tokenizers of Emu 3 and Janus have alike."""
+    return {
         "type": "image_tokenizer",
         "in_channels": config.size("in_channels"),
         "out_channels": config.size("out_channels"),
         "base_channels": base_channels,
         "channel_multiplier": multipliers,
         "num_res_blocks": config.size("num_res_blocks"),
-        "attn_resolutions": [level for level in attended_levels if level < len(multipliers)],
-        "attention": self_attention(config, **biases(True, *QKVO)),
         "latent_channels": config.size("latent_channels"),
         "embed_dim": config.size("embed_dim"),
-        "codebook_size": config.size("codebook_size"),
-        "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
         "norm": layernorm(1e-6),
         "norm_groups": GROUPS,
     }
-    if 2 ** (len(multipliers) - 1) == PIXELS_PER_TOKEN:
-        tokenizer["image"] = IMAGE_RULE
+
+
+def _read_janus_tokenizer(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Janus's tokenizer of generated images, with the weights with which its text model generates them."""
+    base_channels, multipliers = _read_channels(config)
+    projection, codes = config.size("projection_dim"), config.size("num_embeddings")
+    activation = config.choice(ACTIVATIONS, "hidden_act")
+    tokenizer = _tokenizer(config, base_channels, multipliers) | {
+        "attn_resolutions": [len(multipliers) - 1],
+        "attention": {"num_attention_heads": 1, **biases(True, *QKVO)},
+        "codebook_size": codes,
+        "over_frames": False,
+        "generation": {
+            "maps": _aligner(config.size("num_hidden_layers"), projection, activation),
+            "head_input_size": config.size("image_token_embed_dim"),
+            "head": [
+                {"size": projection, "bias": True, "hidden_act": activation},
+                {"size": codes, "bias": True},
+            ],
+        },
+    }
     return {"image_tokenizer": tokenizer}
+
+
+def _aligner(count: int, width: int, activation: str) -> list[Table]:
+    """Returns linear layers of one width, with an activation between each two of them."""
+    linear_layer = {"size": width, "bias": True}
+    return [{**linear_layer, "hidden_act": activation}] * (count - 1) + [linear_layer]
+
+
+def _read_janus(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Janus's encoder of images that are read: SigLIP, whose attention has a bias or none, and linear layers."""
+    config.require("use_qk_norm", False)
+    h, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
+    attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
+    tower = vision_transformer(
+        config,
+        layer_table(attention, mlp(int(h * config.number("mlp_ratio")), activation), norm),
+        stack={"final_norm": norm},
+        patches={"num_channels": config.size("num_channels"), "bias": True},
+        positions={"rows": patches_per_side(config) ** 2},
+    )
+    if tokens == patches_per_side(config) ** 2:
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens, "marks": 2}
+    linear_layers = _aligner(config.size("depth"), config.size("projection_dim"), activation)
+    return {"vision_model": tower, "aligner": {**projector(h), "maps": linear_layers}}
 
 
 def _read_numbers(config: Config, name: str, least: int) -> list[int]:
@@ -96,6 +155,48 @@ EMU3: Table = {
     "num_attention_heads": 1,
 }
 
+JANUS_VISION: Table = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 384,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "mlp_ratio": 4.0,
+    "attention_bias": True,
+    "projection_dim": 2048,
+    "use_qk_norm": False,
+    "depth": 2,
+    "num_image_tokens": 576,
+}
+JANUS_TOKENIZER: Table = {
+    "embed_dim": 8,
+    "num_embeddings": 16384,
+    "double_latent": False,
+    "latent_channels": 256,
+    "in_channels": 3,
+    "base_channels": 128,
+    "channel_multiplier": (1, 1, 2, 2, 4),
+    "num_res_blocks": 2,
+    "out_channels": 3,
+    "projection_dim": 2048,
+    "num_hidden_layers": 2,
+    "hidden_act": "gelu",
+    "image_token_embed_dim": 2048,
+}
+
 WRAPPERS = {
-    "emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))}
+    "janus": {
+        "vision_config": Section(
+            _read_janus,
+            {"janus_vision_model": JANUS_VISION},
+            ignored_fields=frozenset({"hidden_dropout_rate", "projection_dropout"}),
+        ),
+        "vq_config": Section(
+            _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER}, ignored_fields=frozenset({"num_patches"})
+        ),
+    },
+    "emu3": {"vq_config": Section(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))},
 }

@@ -1,9 +1,9 @@
-"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Aria, Idefics 3 and SmolVLM, InternVL, Qianfan-OCR.
+"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Aria, Idefics, SmolVLM, InternVL, Qianfan-OCR.
 
 LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3), Video-LLaVA (Lin 2023, arXiv:2311.10122), ViP-LLaVA (Cai 2023,
 arXiv:2312.00784), DeepSeek-VL (Lu 2024, arXiv:2403.05525), Aria (Li 2024, arXiv:2410.05993). transformers:
-models/llava, llava_next, llava_next_video, llava_onevision, video_llava, vipllava, deepseek_vl, aria, idefics3,
-smolvlm, internvl, qianfan_ocr.
+models/llava, llava_next, llava_next_video, llava_onevision, video_llava, vipllava, deepseek_vl, aria, idefics2,
+idefics3, smolvlm, internvl, qianfan_ocr.
 """
 
 from __future__ import annotations
@@ -148,6 +148,36 @@ def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": {**tower, "image": image}, "connector": connector}
 
 
+def _read_idefics2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
+    text = wrapper.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
+    perceiver = wrapper.section("perceiver_config", PERCEIVER)
+    network_width = text.size("intermediate_size")
+    gated_layer = {"size": 2 * network_width, "hidden_act": text.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    heads, kv_heads = perceiver.size("resampler_n_heads"), perceiver.size("num_key_value_heads")
+    perceiver.quotient("num_key_value_heads", heads, kv_heads)
+    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.size("resampler_head_dim")}
+    resampler = {
+        "type": "perceiver",
+        "queries": perceiver.size("resampler_n_latents"),
+        "hidden_size": width,
+        "num_hidden_layers": perceiver.size("resampler_depth"),
+        "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
+        "feed_forward": {
+            "intermediate_size": 4 * width,
+            "hidden_act": perceiver.choice(ACTIVATIONS, "hidden_act"),
+            "gated": True,
+        },
+        "norm": rmsnorm(perceiver.number("rms_norm_eps")),
+    }
+    perceiver.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
+    return {
+        "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
+        "connector_projection": {**projector(config.size("hidden_size")), "maps": [gated_layer, {"size": width}]},
+        "connector": projector(width, resampler=resampler),
+    }
+
+
 def _read_aria(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(wrapper)
@@ -257,6 +287,17 @@ IDEFICS3: Table = {
     "layer_norm_eps": 1e-6,
 }
 
+IDEFICS2: Table = {**IDEFICS3, "hidden_size": 768, "num_attention_heads": 12}
+PERCEIVER: Table = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "resampler_n_latents": 64,
+    "resampler_depth": 3,
+    "resampler_n_heads": 16,
+    "resampler_head_dim": 96,
+    "num_key_value_heads": 4,
+}
+
 LLAVA: Table = {
     "projector_hidden_act": "gelu",
     "vision_feature_layer": -2,
@@ -333,6 +374,7 @@ WRAPPERS = {
         ONEVISION,
         {**SO400M, "image_size": 384, "num_hidden_layers": 26},
     ),
+    "idefics2": vision_section(_read_idefics2, {"idefics2_vision": IDEFICS2, "idefics2": IDEFICS2}),
     "idefics3": vision_section(
         _read_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2}
     ),

@@ -47,12 +47,16 @@ def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _read_qwen3_audio(wrapper: Config, config: Config, width: int, whole_chunks: bool = False) -> Table:
-    """Reads Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
-
-    whole_chunks: whether a recording shorter than a chunk is padded to one.
-    """
+def _read_qwen3_audio(wrapper: Config, config: Config, width: int) -> Table:
     config.require("output_dim", width)
+    return _qwen3_audio(config, width)
+
+
+def _qwen3_audio(config: Config, width: int, whole_chunks: bool = False) -> Table:
+    """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
+
+    width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
+    """
     chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
     windows = config.size("n_window_infer") // chunk
     if not windows:
@@ -74,7 +78,7 @@ def _read_qwen3_audio(wrapper: Config, config: Config, width: int, whole_chunks:
 
 def _read_qwen3_asr(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _read_qwen3_audio(wrapper, config, width, whole_chunks=True)
+    towers = _qwen3_audio(config, config.size("output_dim"), whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 

@@ -28,10 +28,9 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    wrapper.require("hidden_size", width)
-    indicators = config.size("num_visual_indicator_tokens")
+    indicators, embedding_width = config.size("num_visual_indicator_tokens"), wrapper.size("hidden_size")
     tower = _with_image_rule(_aimv2(config), config, config)
-    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), width, indicators)}
+    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), embedding_width, indicators)}
 
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:

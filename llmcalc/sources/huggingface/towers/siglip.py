@@ -1,7 +1,7 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
 
 transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision,
-    lfm2_vl, t5gemma2, video_llama_3.
+    lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6.
 """
 
 from __future__ import annotations
@@ -57,6 +57,44 @@ def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
     image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image_rule}
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(width))}
+
+
+def _read_minicpm(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
+
+    The merger runs unless `downsample_mode` is `4x`.
+    """
+    side, h = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
+    if _square_of_two_sides(wrapper, "merge_kernel_size") != 2:
+        raise wrapper.error("merge_kernel_size", wrapper.get("merge_kernel_size"), "[2, 2]")
+    tower = siglip_of_rows(config, patches_per_side(config) ** 2)
+    depth, lower_layers = config.size("num_hidden_layers"), wrapper.count("insert_layer_id") + 1
+    if lower_layers >= depth:
+        raise wrapper.error("insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger")
+    attention = {**tower["stack"]["block"]["attention"], "grid_window": side}
+    merger = {
+        "side": side,
+        "attention": attention,
+        "intermediate_size": config.size("intermediate_size") * side * side,
+        "norm": layernorm(config.number("layer_norm_eps")),
+    }
+    upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
+    lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
+    mergers: Table = {}
+    count = wrapper.size("merger_times")
+    for i in range(count):
+        linear_layers = two_linear_layers(width if i == count - 1 else h, inner_width=4 * h)
+        merging: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
+        mergers[f"vision_merger_{i}"] = projector(h, *linear_layers, **merging)
+    return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
+
+
+def _square_of_two_sides(config: Config, field: str) -> int:
+    """Reads two equal sides of a square."""
+    sides = config.get(field)
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
+        raise config.error(field, sides, "two equal whole numbers")
+    return sides[0]
 
 
 def clip_encoder(config: Config) -> Table:
@@ -196,6 +234,11 @@ SO400M: Table = {
 
 VIDEO_LLAMA: Table = {field: size for field, size in COMMON.items() if field != "vision_use_head"}
 
+MINICPM: Table = {**{name: size for name, size in SIGLIP.items() if name != "vision_use_head"}}
+MINICPM["window_kernel_size"] = (2, 2)
+MINICPM_MERGERS: Table = {"insert_layer_id": 6, "merge_kernel_size": (2, 2), "merger_times": 1}
+MINICPM_FIELDS = frozenset({"attention_dropout", "insert_layer_id"})
+
 WRAPPERS = {
     "gemma3": vision_section(_read_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256}),
     "t5gemma2": vision_section(_read_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True}),
@@ -218,6 +261,10 @@ WRAPPERS = {
         {"downsample_factor": 2, "alignment_intermediate_size": 36864},
         {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27},
     ),
+    **{
+        kind: vision_section(_read_minicpm, {f"{kind}_vision": MINICPM}, MINICPM_MERGERS, ignored_fields=MINICPM_FIELDS)
+        for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
+    },
     "video_llama_3": vision_section(
         _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
     ),

@@ -71,8 +71,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
                     self.forget(flow_value.storage)
 
     def _check_number_formats(self) -> None:
-        """Raises `Unsupported` for number formats that the kernels do not support."""
-        if self.graph.autocast is not None:
+        """Raises `Unsupported` for number formats that the kernels do not support.
+
+        Autocast casts no weight that has its format already, as frozen weights beside adapters in float32 do.
+        """
+        if self.graph.autocast not in (None, self.dtype):
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def project(self, operation: Step, x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """DFlash 1 and 2, DSpark, Domino: drafts of a block of tokens per pass, with attention to the target's hidden states.
 
+The attention has grouped queries, or is latent (`attention_mode`).
+
 Sources: specforge/modeling/draft/dflash.py, dflash2.py, dspark.py and domino.py of sgl-project/SpecForge;
 speculators/models/dflash and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, and
 those of speculators the same fields at the top.
@@ -24,22 +26,13 @@ from ...parts import (
     rmsnorm,
     rope,
 )  # fmt: skip
-from .eagle import COMMON, IGNORED
+from .eagle import COMMON, IGNORED, LATENT_SIZES
 
 
 def _dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    mixer: Table = {
-        "type": "context",
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
-        "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
-        "attention_bias": config.flag("attention_bias"),
-        "norm": norm,
-        "position": rope(config),
-    }
+    hidden, mixer = config.size("hidden_size"), _attention(config, norm)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.size("sliding_window")}}
@@ -70,6 +63,33 @@ def _dflash(config: Config) -> Table:
         if target_width == hidden
         else [],
     )
+
+
+def _attention(config: Config, norm: Table) -> Table:
+    """Returns grouped-query attention, or latent attention where `attention_mode` is mla."""
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    shared_fields: Table = {
+        "num_attention_heads": heads,
+        "attention_bias": config.flag("attention_bias"),
+        "norm": norm,
+        "position": rope(config),
+    }
+    if config.get("attention_mode") != "mla":
+        return {
+            "type": "context",
+            **shared_fields,
+            "num_key_value_heads": config.optional_size("num_key_value_heads") or heads,
+            "head_dim": config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+        }
+    config.require("mla_use_output_gate", None, False)
+    config.fields_read.update(("num_key_value_heads", "head_dim", "rope_interleave", "mla_rope_interleaved"))
+    rank = config.optional_size("q_lora_rank")
+    return {
+        "type": "latent_context",
+        **shared_fields,
+        **{name: config.size(name) for name in LATENT_SIZES if name != "q_lora_rank"},
+        **({} if rank is None else {"q_lora_rank": rank}),
+    }
 
 
 def _network(config: Config) -> Table:
@@ -160,6 +180,9 @@ EXPERT_FIELDS = (
 
 DFLASH: dict[str, Any] = {
     **COMMON,
+    "attention_mode": None,
+    "q_lora_rank": None,
+    "mla_use_output_gate": None,
     "n_routed_experts": 0,
     "moe_preset": None,
     "moe_router_center": None,
@@ -171,7 +194,7 @@ DFLASH: dict[str, Any] = {
 }
 UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     """
-    attention_backend attention_mode attention_modes experts_backend loss_decay_gamma moe_aux_loss_coeff
+    attention_backend attention_modes experts_backend loss_decay_gamma moe_aux_loss_coeff
     moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch moe_router_center_momentum
     moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group norm_topk_prob num_anchors projector_type
     pure_draft_prefix_len routed_scaling_factor router sample_from_anchor shared_expert shift_label

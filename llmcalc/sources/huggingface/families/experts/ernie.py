@@ -147,8 +147,12 @@ NO_COUNT = field_names(
     moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free moe_use_hard_gate moe_z_loss_lambda rope_3d
     rope_reduction tensor_parallel_output use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm
     weight_share_add_bias
+    num_acc_steps per_device_train_batch_size multi_token_pred_lambda use_recompute_mtp
     """
 )
+"""Fields that change no count. The last line has settings of a run, which ERNIEKit writes into the config that it saves
+(`num_acc_steps` is its `gradient_accumulation_steps`), and which its classes read for the loss alone.
+"""
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 

@@ -6,6 +6,7 @@ transformers: the folders of `models` that the model types name.
 from __future__ import annotations
 
 from ...family import Family, Quirks, field_names
+from ..seq2seq.fast_conformer import ENCODER_MODULES as PARAKEET
 
 OF_LLAVA = field_names(
     """
@@ -24,6 +25,87 @@ LLAVA_TOWERS = {
 }
 """Parts of flat LLaVA configs that their own code loads from other repositories; no class of transformers has them."""
 
+JANUS_TOKENIZER = {
+    "image_tokenizer": "vqmodel",
+    "codebook": "quantize.embedding",
+    "decoder": "decoder + .post_quant_conv",
+    "post_quant_conv": ".post_quant_conv",
+    **{f"encoder.level_{i}": f"down.{i}" for i in range(8)},
+    **{f"decoder.level_{i}": f"up.{4 - i}" for i in range(5)},
+    **{f"block_{i + 1}": f"block.{i}" for i in range(8)},
+    **{f"attn_{i + 1}": f"attn.{i} - attn.{i}.norm" for i in range(8)},
+    **{f"attn_{i + 1}_norm": f"attn.{i}.norm" for i in range(8)},
+    "middle_1": "mid.block_1",
+    "middle_2": "mid.block_2",
+    "middle_attn": "mid.attn_1 - mid.attn_1.norm",
+    "middle_attn_norm": "mid.attn_1.norm",
+    **{f"{name}_{i}": f"{name}{i}" for name in ("conv", "norm") for i in (1, 2)},
+    "shortcut": "nin_shortcut",
+    "downsample": "downsample.conv",
+    "generation": ".generation_embeddings + .generation_aligner + .generation_head",
+    "generation.embeddings": ".generation_embeddings",
+    "generation.map_1": ".generation_aligner.fc1",
+    "generation.map_2": ".generation_aligner.hidden_layers.0",
+    "head_1": ".generation_head.proj_out",
+    "head_2": ".generation_head.vision_head",
+}
+"""Node of Janus's image tokenizer → module of `JanusModel`, whose decoder has its five levels in the reverse order."""
+SAM_MODULES = {
+    "towers.patch_embedding": "patch_embed.projection | embeddings.patch_embedding",
+    "towers.position_embedding": "pos_embed | embeddings.position_embedding",
+    "towers.row_distances": "rel_pos_h",
+    "towers.column_distances": "rel_pos_w",
+    **{f"towers.{letter}_proj": f"qkv/3 | {letter}_proj" for letter in "qkv"},
+    "towers.up_proj": "lin1 | fc1 | .fc1",
+    "towers.down_proj": "lin2 | fc2 | .fc2",
+    **{
+        f"towers.{name}_{i}": f"{module}{i}"
+        for name, module in (("conv", "conv"), ("norm", "layer_norm"))
+        for i in (1, 2)
+    },
+}
+"""Node of SAM's encoder → module of `SamVisionEncoder`."""
+
+GOT_MODULES = {
+    **SAM_MODULES,
+    "towers.halving_1": "multi_modal_projector.conv_upsampler1",
+    "towers.halving_2": "multi_modal_projector.conv_upsampler2",
+    "towers.multi_modal_projector.map_1": "multimodal_projector",
+}
+GRANITE_MODULES = {
+    "towers.audio_encoder": "encoder",
+    "towers.input_proj": "input_linear",
+    "towers.label_head": "out",
+    "towers.label_proj": "out_mid",
+    **{f"towers.mlp_{i}": f"ff{i} - ff{i}.pre_norm" for i in (1, 2)},
+    **{f"towers.mlp_{i}_pre_norm": f"ff{i}.pre_norm" for i in (1, 2)},
+    "towers.self_attn_pre_norm": "attn.pre_norm",
+    "towers.self_attn": "attn - attn.pre_norm | attention - attention.output.LayerNorm",
+    "towers.q_proj": "to_q | attention.query",
+    "towers.k_proj": "to_kv/2 | attention.key",
+    "towers.v_proj": "to_kv/2 | attention.value",
+    "towers.o_proj": "to_out | output.dense",
+    "towers.distance_keys": "rel_pos_emb",
+    "towers.convolution_pre_norm": "conv.norm",
+    "towers.convolution": "conv - conv.norm",
+    "towers.convolution.in_proj": "up_conv",
+    "towers.convolution.conv": "depth_conv.conv",
+    "towers.convolution.norm": "batch_norm",
+    "towers.convolution.out_proj": "down_conv",
+    "towers.norm": "post_norm",
+    "towers.resampler": "qformer + query",
+    "towers.resampler.query": ".query",
+    "towers.resampler.query_norm": "layernorm",
+    "towers.resampler.layers": "encoder.layer",
+    "towers.self_attn_post_norm": "attention.output.LayerNorm",
+    "towers.cross_attn": "crossattention - crossattention.output.LayerNorm",
+    "towers.cross_attn_post_norm": "crossattention.output.LayerNorm",
+    "towers.mlp": "intermediate_query + output_query - output_query.LayerNorm",
+    "towers.mlp.up_proj": "dense",
+    "towers.mlp_post_norm": "output_query.LayerNorm",
+    "towers.projector.map_1": "linear",
+}
+"""Node of Granite Speech's encoder and Q-Former → module of its class."""
 
 FAMILIES = {
     "llava": Family(
@@ -139,5 +221,157 @@ FAMILIES = {
     },
     "moss_transcribe_diarize": Family(
         None, text_type="qwen3", tower_file="audio", modules={"towers.multi_modal_projector.out_norm": "norm"}
+    ),
+    "glmasr": Family(
+        None,
+        text_type="llama",
+        text_defaults={
+            "vocab_size": 59264,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        ignored_fields=frozenset({"rope_dim", "text_config.rope_dim"}),  # of its own code, which rotates whole heads
+        tower_file="audio",
+    ),
+    "nemotron_h_omni": Family(
+        None,
+        text_type="nemotron_h",
+        tying_source="text",
+        tower_file="radio",
+        modules={
+            **{f"towers.{name.removeprefix('encoder.')}": place for name, place in PARAKEET.items()},
+            "towers.self_attn_pre_norm": "norm_self_att | norm1",
+            "towers.embed_audio.norm": "layer_norm",
+            "towers.patch_embedding": "embeddings.patch_projection",
+            "towers.video_patch_embedding": "embeddings.video_patch_projection",
+            "towers.registers": "embeddings.cls_register_token",
+            "towers.self_attn_out_scale": "layer_scale1.lambda1",
+            "towers.mlp_out_scale": "layer_scale2.lambda1",
+        },
+    ),
+    "janus": Family(
+        None,
+        text_type="llama",
+        tower_file="emu",
+        modules={
+            **{f"towers.{node}": module for node, module in JANUS_TOKENIZER.items()},
+            "towers.o_proj": "projection_layer | proj_out",
+            "towers.aligner.map_1": "fc1",
+            "towers.aligner.map_2": "hidden_layers.0",
+        },
+    ),
+    "got_ocr2": Family(None, text_type="qwen2", tower_file="sam", modules=GOT_MODULES),
+    "pp_chart2table": Family(None, text_type="qwen2", tower_file="sam", modules=GOT_MODULES),
+    "deepseek_vl_hybrid": Family(
+        None,
+        text_type="llama",
+        tower_file="sam",
+        ignored_fields=frozenset({"high_res_vision_config"}),
+        modules={
+            **SAM_MODULES,
+            "towers.high_res_vision_model": "high_res_vision_model.vision_encoder",
+            "towers.vision_aligner": "aligner",
+            "towers.vision_aligner.map_1": "vision_proj",
+            "towers.high_res_vision_aligner": "aligner",
+            "towers.high_res_vision_aligner.map_1": "high_res_vision_proj",
+            "towers.aligner.map_1": "proj",
+            "towers.second_neck": ".high_res_vision_neck + .high_res_vision_alpha",
+            "towers.second_neck.factor": ".high_res_vision_alpha",
+            "towers.halving_1": ".high_res_vision_proj.conv1",
+            "towers.halving_2": ".high_res_vision_proj.conv2",
+        },
+    ),
+    "idefics2": Family(
+        None,
+        text_type="mistral",
+        tower_file="llava",
+        ignored_fields=frozenset({"perceiver_config"}),
+        modules={
+            "towers.connector_projection": "connector.modality_projection",
+            "towers.connector_projection.map_1": "gate_proj + up_proj",
+            "towers.connector_projection.map_2": "down_proj",
+            "towers.connector.resampler": "perceiver_resampler",
+            "towers.resampler.query": "latents",
+            "towers.latents_norm": "input_latents_norm",
+            "towers.patches_norm": "input_context_norm",
+            "towers.mlp_pre_norm": "layer_norm2 | post_attention_layernorm",
+        },
+    ),
+    **{
+        kind: Family(
+            None,
+            text_type="granite",
+            ignored_fields=frozenset({"projector_config"}),
+            tower_file="granite",
+            modules=GRANITE_MODULES,
+        )
+        for kind in ("granite_speech", "granite_speech_plus")
+    },
+    **{
+        kind: Family(
+            None,
+            text_type="qwen3_5_text",
+            tower_file="siglip",
+            modules={
+                "towers.merger": "vit_merger",
+                "towers.merger.self_attn_pre_norm": "layer_norm1",
+                "towers.merged_norm": "pre_norm",
+                "towers.merger.up_proj": "linear_1",
+                "towers.merger.down_proj": "linear_2",
+                **{f"towers.vision_merger_{i}": f"merger.mlp.{i}" for i in range(8)},
+                **{f"towers.vision_merger_{i}.norm": "pre_norm" for i in range(8)},
+            },
+        )
+        for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
+    },
+    "fun_asr_nano": Family(
+        None,
+        text_type="qwen3",
+        ignored_fields=frozenset({"adaptor_config"}),
+        tower_file="fun_asr",
+        modules={
+            "towers.self_attn_pre_norm": "input_layernorm",
+            "towers.memory": "fsmn.conv",
+            "towers.norm": "final_layernorm",
+        },
+    ),
+    "vibevoice_asr": Family(
+        None,
+        text_type="qwen2",
+        tying_source="never",
+        tower_file="vibevoice",
+        modules={
+            "towers.acoustic_audio_encoder": "acoustic_tokenizer_encoder",
+            "towers.semantic_audio_encoder": "semantic_tokenizer_encoder",
+            "towers.stage_0": "stem",
+            **{f"towers.stage_{i}": f"conv_layers.{i - 1}" for i in range(1, 9)},
+            **{f"towers.block_{i}": f"stage.{i - 1}" for i in range(1, 33)},
+            "towers.conv": "conv.conv | mixer.conv",
+            "towers.conv_pre_norm": "norm",
+            "towers.conv_out_scale": "gamma",
+            "towers.mlp": "ffn",
+            "towers.mlp_pre_norm": "ffn_norm",
+            "towers.up_proj": "linear1",
+            "towers.down_proj": "linear2",
+            "towers.mlp_out_scale": "ffn_gamma",
+            "towers.conv_out": "head.conv",
+            **{
+                f"towers.{name}_audio_{node}": module.format(name)
+                for name in ("acoustic", "semantic")
+                for node, module in (
+                    ("projector", "multi_modal_projector"),
+                    ("projector.map_1", "{}_linear_1"),
+                    ("projector.out_norm", "{}_norm"),
+                    ("projection", "multi_modal_projector"),
+                    ("projection.map_1", "{}_linear_2"),
+                )
+            },
+        },
     ),
 }

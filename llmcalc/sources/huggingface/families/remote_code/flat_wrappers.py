@@ -103,6 +103,15 @@ LLAVA_FIELDS = OF_LLAVA | field_names(
 )
 """Fields of LLaVA's encoder, projector and training."""
 
+VIDEO_FIELDS = field_names(
+    """
+    frame_aspect_ratio frame_grid_pinpoints llm_compress_layer_list llm_compress_type llm_image_token_ratio_list
+    max_num_pixels min_slow_num_frames mm_close_init mm_llm_compress mm_local_num_frames mm_num_compress_latents
+    mm_num_compress_query_type mm_pos_num_frames vision_encode_type
+    """
+)
+"""Fields of VideoChat-Flash's encoder, and of the tokens of images that its layers drop, which text has none of."""
+
 MINICPM_FIELDS = field_names(
     """
     audio_chunk_length audio_pool_step batch_3d_resampler batch_vision_input chunk_input drop_vision_last_layer
@@ -138,6 +147,10 @@ FAMILIES = {
     "llava_mistral": _llava("mistral", f"{LLAVA}llava_mistral.py"),
     "llava_mpt": _llava("mpt", f"{LLAVA}llava_mpt.py"),
     "llava_qwen": _llava("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
+    "videochat_flash_qwen": replace(
+        _llava("qwen2", f"{HUB}OpenGVLab/VideoChat-Flash-Qwen2-7B_res448 modeling_videochat_flash.py"),
+        ignored_fields=LLAVA_FIELDS | VIDEO_FIELDS,
+    ),
     "llava_gemma": _llava("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
     "bunny-phi": _llava("phi", f"{BUNNY}bunny_phi.py"),
     "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),

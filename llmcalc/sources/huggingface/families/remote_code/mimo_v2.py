@@ -1,13 +1,15 @@
 """MiMo-V2.5 and -Pro: sliding layers with separate sizes, and experts in listed layers.
 
-MiMo-V2-Flash has a class in transformers, which reads fewer of the fields (`experts.mimo`).
+MiMo-V2-Flash has a class in transformers, which reads fewer of the fields (`experts.mimo`). Naive-N0.5-Flash, trained
+from MiMo-V2.5, has an indexer in every layer without a window.
 
 Source: the file in `Family.source`.
 """
 
 from __future__ import annotations
 
-from ...code_addresses import VLLM
+from .....components.position import Rope
+from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -21,6 +23,7 @@ from ...parts import (
     layer_table,
     moe,
     rmsnorm,
+    rope,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
@@ -32,8 +35,32 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 def _mimo_v2(config: Config) -> Table:
     """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
     config.require("add_full_attention_sink_bias", None, False)
-    config.require("n_shared_experts", None, 0)
     uncounted_prediction(config)
+    return _sliding_and_full(config, {})
+
+
+def _naive(config: Config) -> Table:
+    """Reads Naive-N0.5-Flash, whose class requires the sizes of sliding layers."""
+    config.require("tie_word_embeddings", False)
+    config.require("enable_dsa", True)
+    config.require("index_n_kv_heads", 1)
+    for name in SIZES:
+        config.size(f"swa_{name}")
+    rotary_size = Rope(**rope(config)).rotary_size(config.size("head_dim"))
+    indexer: Table = {
+        "type": "token_indexer",
+        "index_n_heads": config.size("index_n_heads"),
+        "index_head_dim": config.size("index_head_dim"),
+        "index_topk": config.size("index_top_k"),
+        "rotary_dim": rotary_size,
+    }
+    sinks = {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
+    return _sliding_and_full(config, {"block_indexer": indexer, **sinks})
+
+
+def _sliding_and_full(config: Config, full_fields: Table) -> Table:
+    """Returns the model. full_fields: of the attention in layers without a window, beside the usual ones."""
+    config.require("n_shared_experts", None, 0)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
     head_fields = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
@@ -53,7 +80,7 @@ def _mimo_v2(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm)
     attention_changes: Table = {
-        "full": {},
+        "full": {"attention": {**mixer, **full_fields}} if full_fields else {},
         "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},
     }
     network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
@@ -73,6 +100,14 @@ def _layer_marks(config: Config, field: str, depth: int) -> list[int]:
     return layer_marks
 
 
+UNCOUNTED_FIELDS = field_names(
+    """
+    attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size sliding_window
+    sliding_window_size swa_rope_theta
+    """
+)
+"""Fields of both models that change no count."""
+
 FAMILIES = {
     "mimo_v2": Family(
         _mimo_v2,
@@ -85,18 +120,25 @@ FAMILIES = {
             "add_full_attention_sink_bias": None,
             "n_shared_experts": None,
         },
-        ROUTING
-        | field_names(
-            """
-            attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size
-            num_nextn_predict_layers num_mtp_modules sliding_window sliding_window_size swa_rope_theta
-            """
-        ),
+        ROUTING | UNCOUNTED_FIELDS | {"num_nextn_predict_layers", "num_mtp_modules"},
         uncounted_fields={
             **dict.fromkeys(("vision_config", "audio_config"), "its encoder is not counted"),
             "num_mtp_layers": "the {} multi-token-prediction modules are not counted",
         },
         aliases={"rms_norm_eps": "layernorm_epsilon"},
         source=f"{VLLM}mimo_v2.py",
-    )
+    ),
+    "naive_n05_flash": Family(
+        _naive,
+        {
+            "rms_norm_eps": 1e-5,
+            "n_shared_experts": None,
+            "tie_word_embeddings": False,
+            "enable_dsa": True,
+            "index_n_kv_heads": 1,
+        },
+        ROUTING | UNCOUNTED_FIELDS | {"indexer_activation_dtype"},
+        aliases={"rms_norm_eps": "layernorm_epsilon"},
+        source=f"{GITHUB}NaiveAI-Labs/Naive-N0.5-Flash/blob/main/modeling_naive_n05_flash.py",
+    ),
 }

@@ -108,6 +108,13 @@ def _decoder(section: Config, position: Table) -> Table:
 def _conformer_encoder(config: Config, defaults: Table) -> Table:
     """Returns the FastConformer. defaults: default values of the section's fields."""
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
+    encoder = parakeet_encoder(section)
+    section.finish(NO_COUNT | PARAKEET_FIELDS, config)
+    return encoder
+
+
+def parakeet_encoder(section: Config) -> Table:
+    """Returns the FastConformer that a section describes."""
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
     kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
@@ -135,14 +142,12 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
         "convolution": convolution,
         "norm": norm,
     }
-    encoder = {
+    return {
         "num_hidden_layers": section.size("num_hidden_layers"),
         "hidden_size": width,
         "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
     }
-    section.finish(NO_COUNT | {"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"}, config)
-    return encoder
 
 
 def _subsampling(section: Config) -> Table:
@@ -165,12 +170,12 @@ def _subsampling(section: Config) -> Table:
 
 
 NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})
+PARAKEET_FIELDS = frozenset({"dropout_positions", "layerdrop", "num_key_value_heads", "scale_input"})
 
 PARAKEET: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 8,
-    "head_dim": None,
     "intermediate_size": 4096,
     "hidden_act": "silu",
     "attention_bias": True,
@@ -204,7 +209,7 @@ DECODER: dict[str, Any] = {
 }
 CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
 
-MODULES: Modules = {
+ENCODER_MODULES: Modules = {
     "stem": "subsampling",
     "stem.subsampling": "",
     "stem.subsampling.conv_1": ".subsampling.layers.0",
@@ -232,6 +237,11 @@ MODULES: Modules = {
     "r_proj": "relative_k_proj",
     "content_bias": "bias_u",
     "position_bias": "bias_v",
+}
+"""Name in a spec → name in the class of the FastConformer."""
+
+MODULES: Modules = {
+    **ENCODER_MODULES,
     "output_proj": "decoder.proj",
     "embed_tokens": "decoder.embed_tokens",
     "embed_positions": "pos_emb",

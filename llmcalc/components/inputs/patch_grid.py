@@ -1,0 +1,53 @@
+"""The rule for images whose grid of patches stays as it is within limits on the number of patches.
+
+transformers: models/nemotron_h_omni/image_processing_nemotron_h_omni.py (`get_patch_grid_size`).
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, sqrt
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..base import Width
+from .base import EncodedInput, ImageRule
+
+
+class PatchGrid(ImageRule):
+    """The rule for rows and columns of patches that are multiples of `merge`; merge × merge patches become one token.
+
+    merge: the side of the square of patches of a token.
+    min_patches, max_patches: limits of the number of patches.
+    marks: the further tokens that the processor writes around an image, 0 by default.
+    """
+
+    type: Literal["patch_grid"] = "patch_grid"
+    merge: Width
+    min_patches: Width
+    max_patches: Width
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.min_patches >= self.max_patches:
+            raise ValueError(f"min_patches: {self.min_patches}; expected less than max_patches {self.max_patches}")
+        return self
+
+    def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
+        rows, columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
+        shrink = min(sqrt(self.max_patches / (rows * columns)), 1.0)
+        rows, columns = floor(shrink * rows), floor(shrink * columns)
+        if rows * columns < self.min_patches:
+            enlargement = sqrt(self.min_patches / (rows * columns))
+            rows, columns = ceil(enlargement * rows), ceil(enlargement * columns)
+        rows = self._whole_tokens(rows, columns)
+        columns = self._whole_tokens(columns, rows)
+        return EncodedInput(1, rows, columns, rows * columns // self.merge**2 + self.marks)
+
+    def _whole_tokens(self, patches: int, other_patches: int) -> int:
+        """Returns the patches along a side as a multiple of `merge`, the next one unless the grid is then too large."""
+        missing_patches = -patches % self.merge
+        if (patches + missing_patches) * other_patches <= self.max_patches:
+            return patches + missing_patches
+        return max(self.merge, patches - patches % self.merge)

@@ -1,0 +1,216 @@
+"""Latent attention of a block of draft tokens to the target model's hidden states and to one another.
+
+DFlash with multi-head latent attention (DeepSeek-V2 2024, §2.1): one projection makes the latents and rotary keys of
+the context and of the block, and those of the context are cached. Scores are taken on the latents, with the expansion's
+weights applied to queries and outputs, as vLLM reads such a cache. Source: `Qwen3DFlashMLAAttention` in
+specforge/modeling/draft/dflash.py of sgl-project/SpecForge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis, JoinedShapes
+from ...flow.record import Flow
+from ...flow.value import Value, Weight
+from ...workload.derived_rows import Joined, OfThisPass
+from ..base import (
+    Flag,
+    Heads,
+    HeadSizes,
+    KVRank,
+    ModelProperties,
+    NopeDim,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    ValueDim,
+    Window,
+)
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import ForwardPass, cache_class, product_class
+from ..target_states import DFLASH
+from .mla import expansion_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class LatentContextAttention(TokenMixer):
+    """Latent attention to the projected hidden states of a target model, and to all tokens of the current pass.
+
+    num_attention_heads: the number of heads.
+    q_lora_rank: the rank of the compressed query; by default queries are projected directly.
+    kv_lora_rank: the width of the latent.
+    qk_nope_head_dim: the size of a head's query or key without RoPE.
+    qk_rope_head_dim: the size of its part with RoPE.
+    v_head_dim: the size of a value head.
+    sliding_window: the number of last context tokens that a token attends to; all by default.
+    attention_bias: whether the projections that read or write the residual stream have a bias, except a direct q_proj;
+        false by default.
+    norm: the norm on the compressed query and on the latent.
+    position: RoPE.
+    """
+
+    formula_source: ClassVar[str] = DFLASH
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sees_whole_pass: ClassVar[bool] = True
+
+    type: Literal["latent_context"] = "latent_context"
+    num_attention_heads: Heads
+    q_lora_rank: QueryRank | None = None
+    kv_lora_rank: KVRank
+    qk_nope_head_dim: NopeDim
+    qk_rope_head_dim: RopeDim
+    v_head_dim: ValueDim
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.qk_rope_head_dim < 2 or self.qk_rope_head_dim % 2:
+            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim}; expected an even number, 2 or more")
+        self.position.check_whole("qk_rope_head_dim")
+        return self
+
+    def head_sizes(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
+
+    def score_position(self) -> Rope:
+        return self.position
+
+    def report_label(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def window_size(self) -> int | None:
+        return self.sliding_window
+
+    def length_limits(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "target_states", "start": "embedding"}}
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the scores of both attention cores on latents; each core counts its own keys."""
+        context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        heads, latent = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
+        nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
+        key_axis = JoinedShapes(((latent,), (rope,)))
+        query = self._query(recorder, x, heads, JoinedShapes(((nope,), (rope,))))
+        q_nope, q_rope = recorder.split(query, (heads, nope), (heads, rope))
+        weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope,), (value_axis,)))), (latent,))
+        q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
+        q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
+        joint_rows = Joined(first=x.rows, second=context.rows)
+        projected = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted=joint_rows)
+        c, k_rope = recorder.split(projected, (latent,), (rope,))
+        normed = recorder.norm("kv_a_norm", c, self.norm)
+        own_keys = recorder.cat(normed, recorder.rope(k_rope, self.position), axes=(key_axis,))
+        context_c, context_rope = recorder.split(recorder.apply_again(context, projected, bias), (latent,), (rope,))
+        context_c, context_rope = recorder.cache(
+            "cache",
+            "latent_attention",
+            recorder.normalized(context_c, self.norm, (latent,), like=normed),
+            recorder.rope(context_rope, self.position),
+            limit=self.sliding_window,
+        )
+        context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
+        core_sizes = heads.size, latent.size + rope.size, latent.size
+        context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        y = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
+        y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent)))
+        return recorder.linear("o_proj", recorder.absorb("", y, weight, value_axis), *x.axes, bias=bias)
+
+    def _query(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
+        if self.q_lora_rank is None:
+            return recorder.linear("q_proj", x, heads, head)
+        compressed = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        return recorder.linear("q_b_proj", recorder.norm("q_a_norm", compressed, self.norm), heads, head)
+
+    def describe(self, hidden_size: int) -> str:
+        head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
+        window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return (
+            f"MLA {self.num_attention_heads} × {head_dim}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}, "
+            f"of a block{window_text}"
+        )
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        four_heads = partial(
+            cls, num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5
+        )
+        return [four_heads(), four_heads(q_lora_rank=10, sliding_window=5, attention_bias=True)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class LatentContextReference(nn.Module):
+        """The latent attention of a draft block. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: LatentContextAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, rank = spec, spec.num_attention_heads, spec.q_lora_rank
+            query_width = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+            if rank is None:
+                self.q_proj = nn.Linear(hidden, query_width, bias=False)
+            else:
+                self.q_a_proj = nn.Linear(hidden, rank, bias=spec.attention_bias)
+                self.q_a_norm = norm_reference(spec.norm, rank)
+                self.q_b_proj = nn.Linear(rank, query_width, bias=False)
+            self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+            self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
+            self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
+            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
+            self.core, self.block_core = product_class()(), product_class()()
+            self.cache = cache_class()(spec.sliding_window)
+
+        def _latents_and_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+            """Returns the latents and the rotated keys of x, [batch, tokens, …]."""
+            latents, keys = self.kv_a_proj(x).split([self.spec.kv_lora_rank, self.spec.qk_rope_head_dim], -1)
+            return self.kv_a_norm(latents), self.spec.position.rotated(keys, forward_pass, forward_pass.past)
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            spec = self.spec
+            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
+            q = q.unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            q_nope, q_rope = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
+            q_rope = spec.position.rotated(q_rope, forward_pass, forward_pass.past)
+            q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
+            latents, keys = self._latents_and_keys(x, forward_pass)
+            context_latents, context_keys = self.cache(
+                forward_pass, *self._latents_and_keys(forward_pass.memo["target_states"], forward_pass)
+            )
+            scores = [
+                core(q, torch.cat([c, k], -1)[:, None].transpose(-1, -2))
+                for core, c, k in ((self.core, context_latents, context_keys), (self.block_core, latents, keys))
+            ]
+            scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
+            weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
+            context_weights, weights = weights.split((context_latents.shape[1], latents.shape[1]), -1)
+            out = self.core(context_weights, context_latents[:, None]) + self.block_core(weights, latents[:, None])
+            out = self.kv_b_proj(out, absorbed_form="value")
+            return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    return LatentContextReference

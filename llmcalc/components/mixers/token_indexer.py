@@ -1,0 +1,104 @@
+"""DeepSeek sparse attention's indexer for grouped-query attention: selects single earlier tokens (Naive-N0.5-Flash).
+
+As in `indexer`, small heads score one key per token, with queries from the layer's input. Every attention head reads
+the keys and values of the same selected tokens.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, StackPosition, TopK
+from ..position import Rope
+from ..runtime import ForwardPass, attention_mask
+from .block_indexer import require_all_earlier_tokens, require_decoder
+from .indexer import Indexer, indexer_reference_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class TokenIndexer(Part):
+    """Small query heads that score one key per token, and select tokens for all attention heads.
+
+    index_n_heads: the number of small query heads, whose weighted scores are summed.
+    index_head_dim: the size of a query and of a key.
+    index_topk: the number of selected tokens.
+    rotary_dim: the number of dimensions of a query and of a key that RoPE rotates; all by default.
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+
+    type: Literal["token_indexer"] = "token_indexer"
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+    rotary_dim: HeadDim | None = None
+
+    def check_attention(self, attention: AttentionFields) -> None:
+        """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
+        require_all_earlier_tokens(attention)
+        Rope(rotary_dim=self.rotary_dim).check(self.index_head_dim, "block_indexer.index_head_dim")
+
+    def check_place(self, stack_position: StackPosition) -> None:
+        """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
+
+        stack_position: of the attention.
+        """
+        require_decoder(stack_position)
+
+    @property
+    def chosen_tokens(self) -> int:
+        """The largest number of tokens that a token attends to."""
+        return self.index_topk
+
+    def flow(
+        self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
+    ) -> tuple[Value, Value, dict[str, Any]]:
+        """Records the selection of tokens. Returns the keys and values to read, and arguments of the attention core.
+
+        position: RoPE on queries and keys. keys, values: those of each head of the attention.
+        """
+        rotation = position.model_copy(update={"rotary_dim": self.rotary_dim})
+        indexer = Indexer.model_construct(  # its sizes may be symbols
+            index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
+        )
+        recorder.part("indexer", indexer, x, query_latent=x, position=rotation, role="no_grad")
+        mask, keys, values = recorder.selected(x, keys, values)
+        recorder.hold(k=keys, v=values, mask=mask)
+        return keys, values, {"selected": self.index_topk, "selection": mask}
+
+    def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
+        width, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
+        indexer = Indexer(
+            index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
+        )
+        return _reference_class()(indexer, width, width, rotary_dim, theta)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+
+    indexer_reference: Any = indexer_reference_class()
+
+    class TokenIndexerReference(indexer_reference):  # type: ignore[misc]
+        """The token indexer of attention with keys and values for each head."""
+
+        def selected_keys_and_values(
+            self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
+            mask = attention_mask(forward_pass, x, k, causal=True)
+            forward_pass.selected = selected_tokens = self(x, x, mask, forward_pass)
+            if forward_pass.past and x.shape[1] == 1:
+                index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+                return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
+            mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, selected_tokens, True)
+            return k, v, mask[:, None]
+
+    return TokenIndexerReference

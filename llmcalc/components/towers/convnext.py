@@ -1,0 +1,190 @@
+"""An encoder of audio samples by strided convolutions and ConvNeXt blocks: VibeVoice's tokenizers of speech.
+
+Liu 2022 (arXiv:2201.03545, §2); Peng 2025 (arXiv:2508.19205, §2.1). transformers: models/vibevoice_acoustic_tokenizer
+(`VibeVoiceAcousticTokenizerEncoderModel`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PATCHES, Merged
+from ..base import Kernel, ModelProperties, Width
+from ..inputs import AudioInput
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm
+from ..runtime import vector
+from .base import TowerPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ConvNextEncoder(TowerPart):
+    """Stages of ConvNeXt blocks over samples.
+
+    Each stage but the first begins with a strided convolution that doubles the channels.
+
+    channels: the number of values per sample.
+    num_filters: the number of channels of the first stage.
+    kernel_size: the kernel size of the first and the last convolution and of those in blocks.
+    downsampling_ratios: the strides between the stages; the kernel of such a convolution is twice its stride.
+    depths: the numbers of blocks of the stages.
+    ffn_expansion: the width of the network of a block, in multiples of its channels.
+    hidden_act: the activation of that network, gelu by default.
+    norm: the norm before each part of a block.
+    output_size: the width of the output.
+    audio: how the processor cuts audio into samples; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Peng et al. 2025, §2.1"
+
+    type: Literal["convnext"] = "convnext"
+    channels: Width = 1
+    num_filters: Width
+    kernel_size: Kernel
+    downsampling_ratios: tuple[Kernel, ...] = Field(max_length=16)
+    depths: tuple[int, ...] = Field(min_length=1, max_length=17)
+    ffn_expansion: Width
+    hidden_act: Activation = "gelu"
+    norm: Norm
+    output_size: Width
+    audio: AudioInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if len(self.depths) != len(self.downsampling_ratios) + 1 or min(self.depths) < 0:
+            raise ValueError(
+                f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
+            )
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.output_size
+
+    def channels_of(self, stage: int) -> int:
+        """Returns the number of channels of a stage."""
+        return self.num_filters * int(2**stage)
+
+    def input_value(self) -> Value:
+        return Value(PATCHES, (Axis("channels", self.channels),), fixed=True)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the encoder and returns its output for the projector."""
+        for stage, depth in enumerate(self.depths):
+            stride = self.downsampling_ratios[stage - 1] if stage else 1
+            kernel_size = 2 * stride if stage else self.kernel_size
+            channels = Axis("channels", self.channels_of(stage))
+            with recorder.scope(f"stage_{stage}"):
+                rows = Merged(of=x.rows, frames=stride) if stage else x.rows
+                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=rows)
+                for i in range(1, depth + 1):
+                    with recorder.scope(f"block_{i}", kind="layer"):
+                        x = self._record_block(recorder, x, stage)
+        return recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
+
+    def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
+        """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
+        y = recorder.part("conv_pre_norm", self.norm, x)
+        y = recorder.conv("conv", y, *y.axes, kernel=self.kernel_size, groups=y.width, bias=True)
+        x = recorder.add(x, recorder.mul(y, recorder.vector("conv_out_scale", *x.axes)))
+        y = recorder.part("mlp_pre_norm", self.norm, x)
+        with recorder.scope("mlp", kind="feed_forward"):
+            inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage))
+            y = recorder.act(recorder.linear("up_proj", y, inner_axis, bias=True), self.hidden_act)
+            y = recorder.linear("down_proj", y, *x.axes, bias=True)
+        return recorder.add(x, recorder.mul(y, recorder.vector("mlp_out_scale", *x.axes)))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"ConvNeXt, {len(self.depths)} stages → {self.output_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
+        return [
+            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
+            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class CausalConvolution(nn.Conv1d):
+        """A convolution of earlier positions alone. x: [clips, channels, positions]."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(functional.pad(x, (self.kernel_size[0] - self.stride[0], 0)))
+
+    class Network(nn.Module):
+        """Two linear layers. x: [clips, positions, channels] → same shape."""
+
+        def __init__(self, channels: int, inner_width: int, hidden_act: Activation) -> None:
+            super().__init__()
+            self.hidden_act: Activation = hidden_act
+            self.up_proj, self.down_proj = nn.Linear(channels, inner_width), nn.Linear(inner_width, channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
+            return out
+
+    class Block(nn.Module):
+        """A ConvNeXt block. x: [clips, channels, positions] → same shape."""
+
+        def __init__(self, spec: ConvNextEncoder, stage: int) -> None:
+            super().__init__()
+            channels = spec.num_filters * 2**stage
+            self.conv_pre_norm, self.mlp_pre_norm = (spec.norm.reference(ModelProperties(channels)) for _ in range(2))
+            self.conv = CausalConvolution(channels, channels, spec.kernel_size, groups=channels)
+            self.mlp = Network(channels, spec.ffn_expansion * channels, spec.hidden_act)
+            self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
+            x = (x + y * self.conv_out_scale.weight[:, None]).transpose(1, 2)
+            return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
+
+    class ConvNextReference(nn.Module):
+        """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
+
+        def __init__(self, spec: ConvNextEncoder) -> None:
+            super().__init__()
+            self.depths, width = spec.depths, spec.channels
+            for i, depth in enumerate(spec.depths):
+                stride, channels, stage = (
+                    spec.downsampling_ratios[i - 1] if i else 1,
+                    spec.num_filters * 2**i,
+                    nn.Module(),
+                )
+                stage.add_module(
+                    "conv", CausalConvolution(width, channels, 2 * stride if i else spec.kernel_size, stride)
+                )
+                for j in range(1, depth + 1):
+                    stage.add_module(f"block_{j}", Block(spec, i))
+                self.add_module(f"stage_{i}", stage)
+                width = channels
+            self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
+
+        def forward(self, samples: Tensor) -> Tensor:
+            x = samples.transpose(1, 2)
+            for i, depth in enumerate(self.depths):
+                stage = self.get_submodule(f"stage_{i}")
+                for name in ("conv", *(f"block_{j}" for j in range(1, depth + 1))):
+                    x = stage.get_submodule(name)(x)
+            out: Tensor = self.conv_out(x).transpose(1, 2)
+            return out
+
+    return ConvNextReference

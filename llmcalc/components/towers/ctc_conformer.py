@@ -1,0 +1,301 @@
+"""A conformer trained with CTC, whose layers attend within blocks by content and distance: Granite Speech.
+
+Saon 2025 (arXiv:2505.08699, §2.1); Shaw 2018 (arXiv:1803.02155, §3.2) for the keys of distances. transformers:
+models/granite_speech (`GraniteSpeechCTCEncoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis, JoinedShapes
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PATCHES, Padded, Table
+from ..base import HeadDim, Heads, Kernel, Layers, ModelProperties, Positions, Width
+from ..inputs import AudioInput
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from .base import TowerPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AFFINE = Norm.model_construct(type="affine")
+"""The product and the sum with the weights of a batch norm."""
+
+
+class CtcConformer(TowerPart):
+    """A conformer: stacked frames of a spectrum → hidden_size → layers, with labels predicted after half of them.
+
+    input_size: the number of values per frame.
+    hidden_size: the width of the layers.
+    num_hidden_layers: the number of layers.
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    block: the number of frames that attend to one another; frames are padded to whole blocks.
+    max_distance: the largest distance with a key of its own, in both directions.
+    kernel_size: the kernel size of the convolution of a layer.
+    expansion: the number of channels of that convolution, in multiples of hidden_size.
+    feed_forward: each of the two networks of a layer.
+    norm: the norm before each part of a layer and after the layer.
+    labels: the number of labels whose probabilities are added to the output of the first half of the layers.
+    audio: how the processor cuts audio into frames; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Saon et al. 2025, §2.1"
+
+    type: Literal["ctc_conformer"] = "ctc_conformer"
+    input_size: Width
+    hidden_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    block: Positions
+    max_distance: Positions
+    kernel_size: Kernel
+    expansion: Width
+    feed_forward: FeedForward
+    norm: Norm
+    labels: Width
+    audio: AudioInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.block > self.max_distance:
+            raise ValueError(f"block: {self.block} frames; expected at most max_distance ({self.max_distance})")
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
+
+    def input_value(self) -> Value:
+        return Value(PATCHES, (Axis("mel", self.input_size),), fixed=True)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the encoder and returns its output for the projector."""
+        hidden = Axis("hidden", self.hidden_size)
+        x = recorder.linear("input_proj", x, hidden, bias=True)
+        for half_label, indices in self._halves():
+            x = recorder.layers(
+                x, lambda v: self._record_layer(recorder, v), len(indices), indices, kind="layer", label=half_label
+            )
+            if indices[-1] == self.num_hidden_layers // 2 - 1:
+                labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
+                x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
+        if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
+            for name, width, output_width in (
+                ("label_head", self.hidden_size, self.labels),
+                ("label_proj", self.labels, self.hidden_size),
+            ):
+                unread = Value(x.rows, (Axis("width", width),), fixed=True)
+                recorder.linear(name, unread, Axis("hidden", output_width), bias=True, role="idle")
+        return x
+
+    def _halves(self) -> Iterator[tuple[str, list[int]]]:
+        """Yields the label and the indices of the layers before and after the labels."""
+        layers, middle = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
+        if middle:
+            yield "first half", layers[:middle]
+        yield "second half", layers[middle:]
+
+    def _record_layer(self, recorder: Flow, x: Value) -> Value:
+        """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
+        x = self._half_network(recorder, "mlp_1", x)
+        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        with recorder.scope("self_attn", kind="attention"):
+            y = self._record_attention(recorder, y)
+        x = recorder.add(x, y)
+        y = recorder.part("convolution_pre_norm", self.norm, x)
+        with recorder.scope("convolution", kind="convolution"):
+            y = self._record_convolution(recorder, y)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+        return recorder.part("norm", self.norm, x)
+
+    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+        """Records the sum of x and half of a network's output."""
+        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.scale(y, 0.5))
+
+    def _record_attention(self, recorder: Flow, x: Value) -> Value:
+        frames, dim = x.rows, Axis("head_dim", self.head_dim)
+        head_axes = Axis("heads", self.num_attention_heads), dim
+        x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
+        pairs = Table(name="distances", length=self.block * self.block)
+        recorder.table("distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=pairs, by="positions")
+        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
+        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", y.view(*y.axes, rows=frames), *x.axes, bias=True)
+
+    def _record_convolution(self, recorder: Flow, x: Value) -> Value:
+        """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
+        channels = (Axis("channels", self.expansion * self.hidden_size),)
+        both = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
+        gated_half, gate = recorder.split(both, channels, channels)
+        y = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        y = recorder.conv("conv", y, *channels, kernel=self.kernel_size, groups=y.width)
+        with recorder.scope("norm", kind="norm"):
+            statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
+            recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
+            mean, scale = recorder.split(statistics, channels, channels)
+            y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+        return recorder.conv("out_proj", recorder.act(y, "silu"), *x.axes, kernel=1, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="silu", up_bias=True, down_bias=True)
+        example = cls(
+            input_size=8,
+            hidden_size=12,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            head_dim=5,
+            block=4,
+            max_distance=6,
+            kernel_size=5,
+            expansion=2,
+            feed_forward=network,
+            norm=Norm(type="layernorm"),
+            labels=7,
+        )
+        return [example, example.model_copy(update={"num_hidden_layers": 1, "kernel_size": 4})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Statistics(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("variance", torch.ones(channels))
+
+    class Count(nn.Module):
+        """The stored number of training batches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    class BatchNorm(nn.Module):
+        """A batch norm that uses its stored statistics. x: [clips, channels, frames]."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
+            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+
+    class Attention(nn.Module):
+        """Attention in blocks. x: [clips, frames, hidden] → same shape."""
+
+        def __init__(self, spec: CtcConformer) -> None:
+            super().__init__()
+            self.heads, self.block, self.furthest = spec.num_attention_heads, spec.block, spec.max_distance
+            width = spec.num_attention_heads * spec.head_dim
+            for letter in "qkv":
+                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, width, bias=False))
+            self.distance_keys = nn.Embedding(2 * spec.max_distance + 1, spec.head_dim)
+            self.o_proj = nn.Linear(width, spec.hidden_size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            clips, frames = x.shape[:2]
+            x = functional.pad(x, (0, 0, 0, -frames % self.block))
+            q, k, v = (
+                self.get_submodule(f"{letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .unflatten(1, (-1, self.block))
+                .flatten(0, 1)
+                .transpose(1, 2)
+                for letter in "qkv"
+            )
+            places = torch.arange(self.block, device=x.device)
+            keys = self.distance_keys(places[:, None] - places + self.furthest)
+            bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
+            is_padding = (torch.arange(x.shape[1], device=x.device) >= frames).unflatten(0, (-1, self.block))
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
+            mask = is_padding.repeat(clips, 1)[:, None, None]
+            heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
+            out: Tensor = self.o_proj(
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
+            )
+            return out
+
+    class Convolution(nn.Module):
+        """The convolution of a layer. x: [clips, frames, hidden] → same shape."""
+
+        def __init__(self, spec: CtcConformer) -> None:
+            super().__init__()
+            width, channels = spec.hidden_size, spec.expansion * spec.hidden_size
+            self.in_proj, self.out_proj = nn.Conv1d(width, 2 * channels, 1), nn.Conv1d(channels, width, 1)
+            self.conv = nn.Conv1d(channels, channels, spec.kernel_size, groups=channels, bias=False)
+            earlier_frames = spec.kernel_size // 2
+            self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
+            self.norm = BatchNorm(channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
+            y = functional.silu(self.norm(self.conv(functional.pad(y, self.padding))))
+            out: Tensor = self.out_proj(y).transpose(1, 2)
+            return out
+
+    class Layer(nn.Module):
+        """A layer. x: [clips, frames, hidden] → same shape."""
+
+        def __init__(self, spec: CtcConformer) -> None:
+            super().__init__()
+            properties = ModelProperties(spec.hidden_size)
+            for name in ("mlp_1", "mlp_2"):
+                self.add_module(name, spec.feed_forward.reference(properties))
+            self.self_attn, self.convolution = Attention(spec), Convolution(spec)
+            for name in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
+                self.add_module(name, spec.norm.reference(properties))
+
+        def _half_network(self, name: str, x: Tensor) -> Tensor:
+            return x + 0.5 * self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), ForwardPass())
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self._half_network("mlp_1", x)
+            x = x + self.self_attn(self.get_submodule("self_attn_pre_norm")(x))
+            x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
+            return self.get_submodule("norm")(self._half_network("mlp_2", x))
+
+    class CtcConformerReference(nn.Module):
+        """The encoder. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
+
+        def __init__(self, spec: CtcConformer) -> None:
+            super().__init__()
+            self.input_proj = nn.Linear(spec.input_size, spec.hidden_size)
+            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.label_head = nn.Linear(spec.hidden_size, spec.labels)
+            self.label_proj = nn.Linear(spec.labels, spec.hidden_size)
+
+        def forward(self, frames: Tensor) -> Tensor:
+            x = self.input_proj(frames)
+            for i, layer in enumerate(self.layers, 1):
+                x = layer(x)
+                if i == len(self.layers) // 2:
+                    x = x + self.label_proj(self.label_head(x).softmax(-1))
+            return x
+
+    return CtcConformerReference

@@ -1,0 +1,125 @@
+"""A Perceiver resampler: learned latents that read patches, and one another, in several layers.
+
+Alayrac 2022 (arXiv:2204.14198, §2.1); Laurençon 2024 (arXiv:2405.02246). transformers: models/idefics2
+(`Idefics2PerceiverResampler`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import IMAGES, Joined, Multiple
+from ..base import Layers, ModelProperties, StackPosition
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from .base import LearnedQueries
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Perceiver(LearnedQueries):
+    """Layers of learned latents: attention of the latents to patches and latents, then a feed-forward network.
+
+    num_hidden_layers: the number of layers.
+    attention, feed_forward: the parts of a layer.
+    norm: the norms of the patches and of the latents before each part, and of the output.
+    """
+
+    type: Literal["perceiver"] = "perceiver"
+    num_hidden_layers: Layers
+    attention: Attention
+    feed_forward: FeedForward
+    norm: Norm
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        self.attention.check_place(StackPosition("resampler.attention", self.hidden_size, "encoder"))
+        self.attention.check_crossing()
+        return self
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the resampler and returns its latents for each image. x: the patches."""
+        hidden = Axis("hidden", self.hidden_size)
+        latents = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
+        latents = latents.view(hidden, rows=Multiple(name="queries", of=IMAGES, by=self.queries))
+        depth = self.num_hidden_layers
+        indices = range(depth) if isinstance(depth, int) else None
+        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, indices, kind="layer")
+        return recorder.part("norm", self.norm, latents)
+
+    def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:
+        """Records a layer and returns its latents."""
+        queries = recorder.part("latents_norm", self.norm, latents)
+        patches = recorder.part("patches_norm", self.norm, patches)
+        rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
+        memory = recorder.cat(patches, queries, axes=patches.axes, rows=rows)
+        with recorder.apart(causal=False):
+            y = recorder.part("self_attn", self.attention, queries, memory=memory)
+        latents = recorder.add(latents, y)
+        return recorder.add(
+            latents, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, latents))
+        )
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+        fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
+        return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **fields)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Latents(nn.Module):
+        def __init__(self, count: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+
+    class Layer(nn.Module):
+        """A layer. latents: [images, latents, hidden], patches: [images, patches, hidden] → latents."""
+
+        def __init__(self, spec: Perceiver) -> None:
+            super().__init__()
+            width = spec.hidden_size
+            for name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
+                self.add_module(name, spec.norm.reference(ModelProperties(width)))
+            self.self_attn = spec.attention.reference(ModelProperties(width, causal=False, cross=True))
+            self.mlp = spec.feed_forward.reference(ModelProperties(width))
+
+        def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
+            queries = self.get_submodule("latents_norm")(latents)
+            memory = torch.cat([self.get_submodule("patches_norm")(patches), queries], 1)
+            latents = latents + self.self_attn(queries, ForwardPass(memory=memory))
+            return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), ForwardPass())
+
+    class PerceiverReference(nn.Module):
+        """The resampler. x: [images, patches, hidden] → [images, latents, hidden]."""
+
+        def __init__(self, spec: Perceiver) -> None:
+            super().__init__()
+            self.query = Latents(spec.queries, spec.hidden_size)
+            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.norm = spec.norm.reference(ModelProperties(spec.hidden_size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            latents = self.query.weight.expand(len(x), -1, -1)
+            for layer in self.layers:
+                latents = layer(latents, x)
+            return self.norm(latents)
+
+    return PerceiverReference

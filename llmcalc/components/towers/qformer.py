@@ -1,0 +1,211 @@
+"""A Q-Former: learned queries in BERT's layers, some of which also read patches of an image or windows of audio.
+
+Li 2023 (arXiv:2301.12597, §3.1). transformers: models/blip_2 (`Blip2QFormerModel`), in models/granite_speech.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...algebra import exact_div
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import IMAGES, Multiple, Padded, Table, Windows
+from ...workload.rows import Rows
+from ..base import Heads, Layers, ModelProperties, Positions, Width
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from .base import LearnedQueries
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class QFormer(LearnedQueries):
+    """Layers of learned queries: attention among the queries, to the patches in some layers, and a network.
+
+    num_hidden_layers: the number of layers.
+    num_attention_heads: the number of heads.
+    input_size: the width of the patches.
+    reading_layers: the indices of the layers in which the queries read the patches; the first layer is one of them.
+    feed_forward: the network of a layer.
+    norm: the norm of the queries, and after each part of a layer.
+    window: the number of positions of audio that a copy of the queries reads, the last of them padded; the copies are
+        made after the first layer's attention among the queries. By default the queries read all patches of an image.
+    """
+
+    type: Literal["qformer"] = "qformer"
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    input_size: Width
+    reading_layers: tuple[int, ...] = Field(min_length=1, max_length=1000)
+    feed_forward: FeedForward
+    norm: Norm
+    window: Positions | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
+                "expected a divisor"
+            )
+        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
+            raise ValueError(
+                f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
+                f"({self.num_hidden_layers})"
+            )
+        if self.window is not None and self.window < self.queries:
+            raise ValueError(f"window: {self.window} positions; expected at least the {self.queries} queries")
+        return self
+
+    def check_input(self, input_size: int) -> None:
+        if self.input_size != input_size:
+            raise ValueError(f"resampler.input_size: {self.input_size}; expected {input_size}, the projector's")
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the layers and returns the queries for each image or window. x: the patches."""
+        hidden, window = Axis("hidden", self.hidden_size), self.window
+        parts = IMAGES if window is None else Windows(of=x.rows, window=window)
+        patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
+        queries = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
+        rows = Multiple(name="queries", of=parts, by=self.queries)
+        single = rows if window is None else Table(name="queries", length=self.queries)
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single))
+        with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
+            queries = self._record_layer(recorder, queries, patches, rows)
+        for label, reads_patches, indices in self._kinds_of_later_layers():
+            record_layer = partial(self._record_layer, recorder, patches=patches if reads_patches else None, rows=rows)
+            queries = recorder.layers(queries, record_layer, len(indices), indices, kind="layer", label=label)
+        return queries
+
+    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+        """Yields the label of each kind of layer above the first, whether it reads the patches, and its indices."""
+        layers = range(1, self.num_hidden_layers)
+        for label, reads_patches in (("reading", True), ("", False)):
+            indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
+            if indices:
+                yield label, reads_patches, indices
+
+    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
+        """Records a layer. patches: what its queries read beside one another. rows: the queries of all windows."""
+        for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
+            if memory is not None:
+                with recorder.scope(name, kind="attention"):
+                    y = self._record_attention(recorder, x, memory, query_rows)
+                x = x.view(*x.axes, rows=query_rows)
+                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
+        y = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
+
+    def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
+        """Records the attention of queries. rows: those that the projected queries are copied to."""
+        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), dim
+        inputs = {"q": x, "k": memory, "v": memory}
+        q, k, v = (recorder.linear(f"{letter}_proj", y, *head_axes, bias=True) for letter, y in inputs.items())
+        if isinstance(rows, Table):
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+            y = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", y, *x.axes, bias=True)
+        q = q.view(*q.axes, rows=rows)
+        limits: dict[str, Any] = {}
+        if self.window is not None:
+            context = 0 if memory is x else self.window - self.queries
+            limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
+        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", y, *x.axes, bias=True)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        fields: dict[str, Any] = {
+            "hidden_size": 12,
+            "num_attention_heads": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
+        return [
+            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **fields),
+            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **fields),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Queries(nn.Module):
+        def __init__(self, count: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+
+    class Attention(nn.Module):
+        """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
+
+        def __init__(self, spec: QFormer, memory_width: int) -> None:
+            super().__init__()
+            self.heads, width = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.o_proj = (nn.Linear(width, width) for _ in range(2))
+            self.k_proj, self.v_proj = (nn.Linear(memory_width, width) for _ in range(2))
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            q, k, v = (
+                projection(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection, y in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
+            )
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return out
+
+    class Layer(nn.Module):
+        """A layer. x: [windows, queries, hidden], patches: [windows, positions, width] → x's shape."""
+
+        def __init__(self, spec: QFormer, reads_patches: bool) -> None:
+            super().__init__()
+            properties = ModelProperties(spec.hidden_size)
+            self.self_attn = Attention(spec, spec.hidden_size)
+            self.cross_attn = Attention(spec, spec.input_size) if reads_patches else None
+            self.mlp = spec.feed_forward.reference(properties)
+            for name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
+                self.add_module(f"{name}_post_norm", spec.norm.reference(properties))
+
+        def forward(self, x: Tensor, patches: Tensor) -> Tensor:
+            x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
+            if self.cross_attn is not None:
+                x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
+            out: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
+            return out
+
+    class QFormerReference(nn.Module):
+        """The Q-Former. x: [images, positions, width] → [images, queries of all windows, hidden]."""
+
+        def __init__(self, spec: QFormer) -> None:
+            super().__init__()
+            self.window, self.query = spec.window, Queries(spec.queries, spec.hidden_size)
+            self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
+            self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            images = len(x)
+            if self.window is not None:
+                x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.window)).unflatten(1, (-1, self.window))
+                x = x.flatten(0, 1)
+            queries = self.query_norm(self.query.weight)[None]
+            queries = queries.expand(len(x), -1, -1) if self.window is None else queries
+            for layer in self.layers:
+                queries = layer(queries, x)
+            return queries.unflatten(0, (images, -1)).flatten(1, 2)
+
+    return QFormerReference

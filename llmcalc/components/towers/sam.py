@@ -1,0 +1,326 @@
+"""SAM's vision encoder: attention in padded windows and to the whole image, and convolutions after the layers.
+
+Kirillov 2023 (arXiv:2304.02643, §A); scores by distance, decomposed into rows and columns: Li 2021 (arXiv:2112.01526,
+§4.1). transformers: models/sam (`SamVisionEncoder`), in models/got_ocr2, deepseek_vl_hybrid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...algebra import Number, exact_div
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Merged, PaddedSquares, Table
+from ..base import Flag, Heads, Layers, ModelProperties, Width
+from ..inputs import ImageInput
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass, vector
+from .base import TowerPart
+from .vision import Patches, PatchPositions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NECK_NORM = Norm.model_construct(type="layernorm", eps=1e-6)
+
+
+class SamEncoder(TowerPart):
+    """SAM's vision encoder: patches → layers in windows, some over the whole image → convolutions.
+
+    hidden_size: the width of the layers.
+    patches: the patches of an image.
+    grid: the number of patches along each side of an image.
+    num_hidden_layers: the number of layers.
+    num_attention_heads: the number of heads.
+    qkv_bias: whether the projections of queries, keys and values have a bias, true by default.
+    window_size: the side of a window in patches; the patches are padded to whole windows.
+    global_layers: the indices of the layers that attend to the whole image.
+    relative_positions: whether queries are scored against a vector for each distance in rows and in columns, true by
+        default.
+    positions: learned positions of the patches, none by default.
+    feed_forward: the network of a layer.
+    norm: the norm before each part of a layer.
+    output_channels: the number of channels of the two convolutions after the layers, each followed by a norm.
+    halvings: the numbers of channels of further convolutions, each of which halves the sides of the grid.
+    second_neck: whether two further convolutions with norms read the output of the first global layer, and a learned
+        factor weighs what they add (DeepSeek-VL hybrid). Their parameters are counted, not their FLOPs, so such an
+        encoder has no rule for images. False by default.
+    image: how the processor resizes an image; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Kirillov et al. 2023, §A"
+
+    type: Literal["sam"] = "sam"
+    hidden_size: Width
+    patches: Patches
+    grid: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    qkv_bias: Flag = True
+    window_size: Width
+    global_layers: tuple[int, ...] = Field(default=(), max_length=1000)
+    relative_positions: Flag = True
+    positions: PatchPositions | None = None
+    feed_forward: FeedForward
+    norm: Norm
+    output_channels: Width
+    halvings: tuple[Width, ...] = Field(default=(), max_length=8)
+    second_neck: Flag = False
+    image: ImageInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
+                "expected a divisor"
+            )
+        for index in self.global_layers:
+            if not 0 <= index < self.num_hidden_layers:
+                raise ValueError(
+                    f"global_layers: there is no layer {index}; expected indices below {self.num_hidden_layers}"
+                )
+        if self.image is not None and self.second_neck:
+            raise ValueError("image: the FLOPs of a second neck are not counted; expected no rule for images")
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.halvings[-1] if self.halvings else self.output_channels
+
+    def input_value(self) -> Value:
+        return self.patches.pixel_values()
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the encoder and returns its output for the projector."""
+        x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.patches.bias)
+        if self.positions is not None:
+            for position in self.positions.flow(recorder, x):
+                x = recorder.add(x, position)
+        patches = x.rows
+        for label, window, repeat, indices in self._kinds_of_layers():
+            record_layer = partial(self._record_layer, recorder, window=window)
+            x = recorder.layers(x, record_layer, repeat, indices, kind="layer", label=label)
+        if self.second_neck:
+            with recorder.scope("second_neck", role="idle"):
+                self._record_neck(recorder, x)
+                recorder.vector("factor", Axis("factor", 1))
+        with recorder.scope("neck"):
+            x = self._record_neck(recorder, x)
+        for i, channels in enumerate(self.halvings, 1):
+            rows = Merged(of=patches, side=2**i)
+            x = recorder.conv(f"halving_{i}", x, Axis("channels", channels), kernel=9, rows=rows)
+        return x
+
+    def _kinds_of_layers(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
+        """Yields the label, the window, the number and the indices of each kind of layer."""
+        count: Number = self.num_hidden_layers
+        global_indices = sorted({*self.global_layers})
+        windowed = [i for i in range(count) if i not in global_indices] if isinstance(count, int) else None
+        if windowed != []:
+            yield "window", self.window_size, count - len(global_indices), windowed
+        if global_indices:
+            yield "global", None, len(global_indices), global_indices
+
+    def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
+        """Records a layer. window: the side of its windows, none for the whole image."""
+        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        with recorder.scope("self_attn", kind="attention"):
+            y = self._record_attention(recorder, y, window)
+        x = recorder.add(x, y)
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+
+    def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
+        side, patches = self.grid if window is None else window, x.rows
+        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), dim
+        x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
+        scored_distances = 0
+        if self.relative_positions:
+            scored_distances = 2 * side
+            distances = Table(name="distances", length=side * side)
+            for name in ("row_distances", "column_distances"):
+                recorder.table(name, Axis("distances", 2 * side - 1), dim, of=distances, by="positions")
+        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": side * side, "distances": scored_distances}
+        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", y, *x.axes, bias=True).view(*x.axes, rows=patches)
+
+    def _record_neck(self, recorder: Flow, x: Value) -> Value:
+        """Records two convolutions with norms."""
+        channels = Axis("channels", self.output_channels)
+        x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channels, kernel=1))
+        return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channels, kernel=9))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"SAM {self.num_hidden_layers} × {self.hidden_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        fields: dict[str, Any] = {
+            "num_attention_heads": 3,
+            "window_size": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
+        patches = Patches(patch_size=2, bias=True)
+        return [
+            cls(
+                hidden_size=12,
+                patches=patches,
+                grid=8,
+                num_hidden_layers=3,
+                global_layers=(1,),
+                positions=PatchPositions(rows=64),
+                output_channels=6,
+                halvings=(8, 10),
+                **fields,
+            ),
+            cls(
+                hidden_size=12,
+                patches=patches,
+                grid=6,
+                num_hidden_layers=2,
+                qkv_bias=False,
+                relative_positions=False,
+                output_channels=6,
+                second_neck=True,
+                **fields,
+            ),
+        ]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Attention(nn.Module):
+        """Attention in windows or to the whole image. x: [images, rows, columns, hidden] → same shape."""
+
+        def __init__(self, spec: SamEncoder, window: int | None) -> None:
+            super().__init__()
+            self.heads, self.window, width = spec.num_attention_heads, window, spec.hidden_size
+            for letter in "qkv":
+                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=spec.qkv_bias))
+            self.o_proj = nn.Linear(width, width)
+            if spec.relative_positions:
+                distance_count = 2 * (spec.grid if window is None else window) - 1
+                self.row_distances, self.column_distances = (
+                    nn.Embedding(distance_count, width // spec.num_attention_heads) for _ in range(2)
+                )
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows, columns, side = x.shape[1], x.shape[2], self.window
+            if side is not None:
+                x = functional.pad(x, (0, 0, 0, -columns % side, 0, -rows % side))
+                padded_rows, padded_columns = x.shape[1:3]
+                x = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3).flatten(0, 2)
+            x = self._attend(x)
+            if side is not None:
+                x = x.unflatten(0, (-1, padded_rows // side, padded_columns // side)).transpose(2, 3)
+                x = x.flatten(3, 4).flatten(1, 2)
+            return x[:, :rows, :columns]
+
+        def _attend(self, x: Tensor) -> Tensor:
+            """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
+            q, k, v = (
+                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+                for letter in "qkv"
+            )
+            scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
+            if hasattr(self, "row_distances"):
+                places = torch.arange(x.shape[1], device=x.device)
+                index = places[:, None] - places + x.shape[1] - 1
+                by_row = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(index))
+                by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(index))
+                bias = by_row[..., :, None] + by_column[..., None, :]
+                scores = scores + bias.flatten(-2).flatten(2, 3)
+            heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
+            out: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
+            return out
+
+    class Layer(nn.Module):
+        """A layer. x: [images, rows, columns, hidden] → same shape."""
+
+        def __init__(self, spec: SamEncoder, window: int | None) -> None:
+            super().__init__()
+            properties = ModelProperties(spec.hidden_size, causal=False)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (spec.norm.reference(properties) for _ in range(2))
+            self.self_attn, self.mlp = Attention(spec, window), spec.feed_forward.reference(properties)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.self_attn(self.self_attn_pre_norm(x))
+            return x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
+
+    class Neck(nn.Module):
+        """Two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, rows, columns]."""
+
+        def __init__(self, spec: SamEncoder) -> None:
+            super().__init__()
+            channels = spec.output_channels
+            self.conv_1 = nn.Conv2d(spec.hidden_size, channels, 1, bias=False)
+            self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+            norm = Norm(type="layernorm", eps=1e-6)
+            self.norm_1, self.norm_2 = (norm.reference(ModelProperties(channels)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for conv, norm in ((self.conv_1, self.norm_1), (self.conv_2, self.norm_2)):
+                x = norm(conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return x
+
+    class SecondNeck(Neck):
+        """The neck that reads a global layer, with the factor of what it adds."""
+
+        def __init__(self, spec: SamEncoder) -> None:
+            super().__init__(spec)
+            self.factor = vector(torch.zeros(1))
+
+    class SamReference(nn.Module):
+        """The encoder. pixels: [images, channels, 1, height, width] → [images, positions, output_width]."""
+
+        def __init__(self, spec: SamEncoder) -> None:
+            super().__init__()
+            self.spec, hidden, p = spec, spec.hidden_size, spec.patches
+            width = p.num_channels * p.temporal_patch_size * p.patch_size**2
+            self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
+            if spec.positions is not None:
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+            windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
+            self.neck = Neck(spec)
+            if spec.second_neck:
+                self.second_neck = SecondNeck(spec)
+            channels = spec.output_channels
+            for i, halved_channels in enumerate(spec.halvings, 1):
+                halving = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
+                self.add_module(f"halving_{i}", halving)
+                channels = halved_channels
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            p = self.spec.patches.patch_size
+            patches = pixels.unflatten(-1, (-1, p)).unflatten(-3, (-1, p)).permute(0, 3, 5, 1, 2, 4, 6).flatten(3)
+            x = self.patch_embedding(patches)
+            if hasattr(self, "position_embedding"):
+                x = x + self.position_embedding.weight[: x.shape[1] * x.shape[2]].unflatten(0, x.shape[1:3])
+            for layer in self.layers:
+                x = layer(x)
+            x = self.neck(x.permute(0, 3, 1, 2))
+            for i in range(1, len(self.spec.halvings) + 1):
+                x = self.get_submodule(f"halving_{i}")(x)
+            return x.flatten(2).transpose(1, 2)
+
+    return SamReference

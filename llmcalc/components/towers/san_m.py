@@ -1,0 +1,192 @@
+"""An audio encoder with a memory of neighbouring frames beside its attention (SAN-M): SenseVoice, Fun-ASR.
+
+Gao 2020 (arXiv:2006.01713, §2). transformers: models/fun_asr_nano (`FunAsrNanoEncoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...algebra import exact_div, same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PATCHES
+from ..base import Heads, Kernel, Layers, ModelProperties, Width
+from ..inputs import AudioInput
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from .base import TowerPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SanMEncoder(TowerPart):
+    """An encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
+
+    input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
+    hidden_size: the width of the layers.
+    num_hidden_layers: the number of layers.
+    num_attention_heads: the number of heads.
+    kernel_size: the number of neighbouring frames whose values are convolved, channel by channel.
+    feed_forward: the network of a layer.
+    norm: the norm before each part of a layer, and after the layers that end in one.
+    normed_layers: the indices of the layers that end in a norm.
+    audio: how the processor cuts audio into frames; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Gao et al. 2020, §2"
+
+    type: Literal["san_m"] = "san_m"
+    input_size: Width
+    hidden_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    kernel_size: Kernel
+    feed_forward: FeedForward
+    norm: Norm
+    normed_layers: tuple[int, ...] = Field(default=(), max_length=16)
+    audio: AudioInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
+                "expected a divisor"
+            )
+        if not all(0 <= index < self.num_hidden_layers for index in self.normed_layers):
+            raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
+
+    def input_value(self) -> Value:
+        return Value(PATCHES, (Axis("mel", self.input_size),), fixed=True)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the encoder and returns its output for the projector."""
+        x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
+        with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
+            x = self._record_layer(recorder, x, 0 in self.normed_layers)
+        for label, has_norm, indices in self._kinds_of_later_layers():
+            record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
+            x = recorder.layers(x, record_layer, len(indices), indices, kind="layer", label=label)
+        return x
+
+    def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
+        """Yields the label of each kind of layer above the first, whether it ends in a norm, and its indices."""
+        layers = range(1, self.num_hidden_layers)
+        for label, has_norm in (("", False), ("normed", True)):
+            indices = [i for i in layers if (i in self.normed_layers) == has_norm]
+            if indices:
+                yield label, has_norm, indices
+
+    def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
+        """Records a layer. Its input is not added to the attention's output where their widths differ."""
+        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        with recorder.scope("self_attn", kind="attention"):
+            y = self._record_attention(recorder, y)
+        x = recorder.add(x, y) if same(x.width, y.width) else y
+        x = recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.part("norm", self.norm, x) if has_norm else x
+
+    def _record_attention(self, recorder: Flow, x: Value) -> Value:
+        """Records attention and the convolution of the values, whose sum is the output."""
+        heads = self.num_attention_heads
+        head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
+        hidden = Axis("hidden", self.hidden_size)
+        y = recorder.attention("", q, k, v, causal=False, masked=False)
+        y = recorder.linear("o_proj", y, hidden, bias=True)
+        values = v.view(hidden)
+        memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
+        return recorder.add(y, recorder.add(memory, values))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"SAN-M {self.num_hidden_layers} × {self.hidden_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
+        fields: dict[str, Any] = {"num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
+        example = cls(input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **fields)
+        return [example, example.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)})]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Attention(nn.Module):
+        """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
+
+        def __init__(self, spec: SanMEncoder, width: int) -> None:
+            super().__init__()
+            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, hidden) for _ in range(3))
+            self.o_proj = nn.Linear(hidden, hidden)
+            self.memory = nn.Conv1d(hidden, hidden, spec.kernel_size, groups=hidden, bias=False)
+            earlier_frames = (spec.kernel_size - 1) // 2
+            self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
+
+        def forward(self, x: Tensor) -> Tensor:
+            values = self.v_proj(x)
+            q, k, v = (
+                y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q_proj(x), self.k_proj(x), values)
+            )
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            memory = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
+            return out + memory + values
+
+    class Layer(nn.Module):
+        """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
+
+        def __init__(self, spec: SanMEncoder, width: int, has_norm: bool) -> None:
+            super().__init__()
+            hidden = ModelProperties(spec.hidden_size)
+            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(width))
+            self.self_attn, self.mlp = Attention(spec, width), spec.feed_forward.reference(hidden)
+            self.mlp_pre_norm = spec.norm.reference(hidden)
+            if has_norm:
+                self.norm = spec.norm.reference(hidden)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.self_attn(self.self_attn_pre_norm(x))
+            x = x + y if x.shape == y.shape else y
+            x = x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
+            return self.norm(x) if hasattr(self, "norm") else x
+
+    class SanMReference(nn.Module):
+        """The encoder. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
+
+        def __init__(self, spec: SanMEncoder) -> None:
+            super().__init__()
+            self.hidden_size = spec.hidden_size
+            widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
+            self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
+
+        def forward(self, frames: Tensor) -> Tensor:
+            rate_count = frames.shape[-1] // 2
+            rates = 10000.0 ** -(torch.arange(rate_count, device=frames.device) / max(rate_count - 1, 1))
+            angles = (torch.arange(frames.shape[1], device=frames.device) + 1)[:, None] * rates
+            x = frames * self.hidden_size**0.5 + torch.cat([angles.sin(), angles.cos()], -1)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    return SanMReference

@@ -1,0 +1,89 @@
+"""A merger inside a vision encoder: attention within squares of patches, and one patch of each square.
+
+transformers: models/minicpmv4_6 (`MiniCPMV4_6ViTWindowAttentionMerger`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Merged
+from ..base import ModelProperties, Part, Width
+from ..mixers.attention import Attention
+from ..norm import Norm
+from ..runtime import ForwardPass
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class WindowMerger(Part):
+    """Attention within squares, then a norm and two linear layers over each square, beside the mean of its patches.
+
+    side: the side of a square, in patches.
+    attention: the attention, limited to the squares.
+    intermediate_size: the output width of the first linear layer.
+    norm: the norm before the attention, and before the linear layers.
+    """
+
+    side: Width
+    attention: Attention
+    intermediate_size: Width
+    norm: Norm
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.attention.grid_window != self.side:
+            raise ValueError(
+                f"attention.grid_window: {self.attention.grid_window}; expected {self.side}, which is side"
+            )
+        return self
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records the merger and returns one patch of each square."""
+        hidden, rows = x.axes, Merged(of=x.rows, side=self.side)
+        with recorder.apart(causal=False):
+            y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        x = recorder.add(x, y)
+        neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
+        mean = recorder.merge(x, rows, *neighbours, mean=True)
+        y = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
+        y = recorder.act(recorder.linear("up_proj", y, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
+        return recorder.add(mean, recorder.linear("down_proj", y, *hidden, bias=True))
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties.hidden_size)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+    from torch.nn import functional
+
+    class WindowMergerReference(nn.Module):
+        """The merger. x: [images, patches, hidden] → [images, patches / side², hidden]."""
+
+        def __init__(self, spec: WindowMerger, hidden_size: int) -> None:
+            super().__init__()
+            self.side, merged_width = spec.side, hidden_size * spec.side**2
+            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False))
+            self.merged_norm = spec.norm.reference(ModelProperties(merged_width))
+            self.up_proj = nn.Linear(merged_width, spec.intermediate_size)
+            self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)
+
+        def forward(self, x: Tensor, columns: int) -> Tensor:
+            side = self.side
+            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
+            squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            y = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
+            out: Tensor = squares.mean(2) + self.down_proj(y)
+            return out
+
+    return WindowMergerReference

@@ -1,0 +1,97 @@
+"""MiniMind, in the three forms that its code had: Llama's layer, and since 2026 with norms on queries and keys.
+
+Its configuration class saves every field, so those of experts tell the versions apart. The first used Meta's names
+(`dim`, `n_layers`). All classes are called `minimind`.
+
+Source: model/model_minimind.py of github.com/jingyaogong/minimind; the earlier versions are the file of the same name
+at github.com/linquanzhi/minimind, and model.py at github.com/HYanChen/MiniMind2.
+"""
+
+from __future__ import annotations
+
+from math import ceil, pi
+
+from .....algebra import ceil_div
+from ...code_addresses import GITHUB
+from ...config import Config
+from ...family import Family, field_names
+from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm, rmsnorm
+
+
+def _minimind(config: Config) -> Table:
+    is_later = config.has("num_experts")
+    if is_later == config.has("n_routed_experts"):
+        raise config.error(
+            "num_experts",
+            config.data.get("num_experts"),
+            "either num_experts (since 2026) or n_routed_experts (before)",
+        )
+    return _later(config) if is_later else _earlier(config)
+
+
+def _later(config: Config) -> Table:
+    """Reads the version of 2026, which has no shared experts and ties its head by a field."""
+    norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
+    width = config.optional_size("intermediate_size") or 64 * ceil(hidden * pi / 64)
+    network = glu(config, width=width)
+    if config.flag("use_moe"):
+        expert = glu(config, width=config.optional_size("moe_intermediate_size") or width)
+        network = moe(config.size("num_experts"), config.size("num_experts_per_tok"), expert)
+    return decoder(config, layer_table(attention(config, **qk_norm(norm)), network, norm), norm)
+
+
+def _earlier(config: Config) -> Table:
+    """Reads the versions of 2024 and 2025, which always tie their head.
+
+    In the first, any value of `n_shared_experts` but null means one shared expert; in the second it is their number.
+    """
+    config = config.with_fields(tie_word_embeddings=True)
+    config.require("scoring_func", "softmax")
+    norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
+    width = config.optional_size("intermediate_size")
+    if width is None:
+        multiple = config.size("multiple_of")
+        width = multiple * ceil_div(8 * hidden // 3, multiple)
+    network = glu(config, width=width)
+    if config.flag("use_moe"):
+        has_metas_names = "dim" in config.data
+        has_one = config.get("n_shared_experts") is not None
+        shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
+        shared = glu(config, width=width * shared_count) if shared_count else None
+        network = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, shared)
+    return decoder(config, layer_table(attention(config), network, norm), norm)
+
+
+FAMILIES = {
+    "minimind": Family(
+        _minimind,
+        {
+            "hidden_act": "silu",
+            "intermediate_size": None,
+            "moe_intermediate_size": None,
+            "multiple_of": 64,
+            "n_shared_experts": 1,
+            "num_key_value_heads": None,
+            "rms_norm_eps": 1e-6,
+            "scoring_func": "softmax",
+            "tie_word_embeddings": True,
+            "use_moe": False,
+        },
+        field_names(
+            """
+            aux_loss_alpha flash_attn inference_rope_scaling moe_intermediate_size multiple_of n_routed_experts
+            n_shared_experts norm_topk_prob num_experts num_experts_per_tok scoring_func seq_aux
+            """
+        ),
+        aliases={
+            "hidden_size": "dim",
+            "intermediate_size": "hidden_dim",
+            "max_position_embeddings": "max_seq_len",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "num_key_value_heads": "n_kv_heads",
+            "rms_norm_eps": "norm_eps",
+        },
+        source=f"{GITHUB}jingyaogong/minimind/blob/master/model/model_minimind.py",
+    )
+}

@@ -1,0 +1,84 @@
+"""Fun-ASR: an encoder with a memory of neighbouring frames, linear layers, and layers of attention over its frames.
+
+Gao 2020 (arXiv:2006.01713). transformers: models/fun_asr_nano.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
+from .section import Section, projector, self_attention
+
+WINDOW, HOP = 400, 960
+"""The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
+
+
+def _read_fun_asr(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
+    h, heads, depth = (config.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    config.quotient("num_attention_heads", h, heads)
+    transcription_layers = depth - config.count("num_timestamp_prediction_layers")
+    if transcription_layers < 1:
+        count = config.get("num_timestamp_prediction_layers")
+        raise config.error("num_timestamp_prediction_layers", count, f"less than num_hidden_layers ({depth})")
+    input_size = config.size("num_mel_bins") * config.size("num_stacked_frames")
+    if input_size % 2:
+        raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
+    tower = {
+        "type": "san_m",
+        "input_size": input_size,
+        "hidden_size": h,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "kernel_size": config.size("fsmn_kernel_size"),
+        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": layernorm(config.number("layer_norm_eps")),
+        "normed_layers": [transcription_layers - 1, depth - 1],
+        "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
+    }
+    adaptor = wrapper.section("adaptor_config", {**ADAPTOR, "hidden_size": width, "intermediate_size": width // 4})
+    adaptor.require("hidden_size", width)
+    block = layer_table(
+        self_attention(adaptor, **biases(True, *QKVO)),
+        mlp(adaptor.size("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor.number("layer_norm_eps")),
+    )
+    inner_layer = adaptor.size("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
+    stack = {"num_hidden_layers": adaptor.size("num_hidden_layers"), "block": block}
+    adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    return {
+        "audio_tower": tower,
+        "multi_modal_projector": projector(h, inner_layer, (width, True, "identity"), stack=stack),
+    }
+
+
+FUN_ASR: Table = {
+    "num_mel_bins": 80,
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 70,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "relu",
+    "num_stacked_frames": 7,
+    "num_timestamp_prediction_layers": 20,
+    "fsmn_kernel_size": 11,
+}
+ADAPTOR: Table = {
+    "num_attention_heads": 8,
+    "num_hidden_layers": 2,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "relu",
+    "projector_hidden_act": "relu",
+    "projector_hidden_size": 2048,
+}
+
+WRAPPERS = {
+    "fun_asr_nano": {
+        "audio_config": Section(
+            _read_fun_asr,
+            {"fun_asr_nano_encoder": FUN_ASR},
+            ignored_fields=frozenset({"attention_dropout", "hidden_dropout"}),
+        )
+    }
+}

@@ -1,0 +1,130 @@
+"""Granite Speech: a conformer, and a Q-Former that reads windows of its output (Saon 2025, arXiv:2505.08699).
+
+transformers: models/granite_speech, granite_speech_plus, blip_2 (`Blip2QFormerModel`).
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..family import field_names
+from ..parts import ACTIVATIONS, Table, layernorm, mlp
+from .section import Section, projector
+
+WINDOW, HOP = 160, 320
+"""The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
+
+
+def _read_granite_speech(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
+    joined_layers = 1 + _count_of_joined_layers(config)
+    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), wrapper.size("window_size")
+    queries = wrapper.quotient("downsample_rate", window, wrapper.size("downsample_rate"))
+    head_dim = config.optional_size("dim_head") or config.quotient("num_heads", h, heads)
+    audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
+    tower = {
+        "type": "ctc_conformer",
+        "input_size": config.size("input_dim"),
+        "hidden_size": h,
+        "num_hidden_layers": config.size("num_layers"),
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+        "block": config.size("context_size"),
+        "max_distance": config.size("max_pos_emb"),
+        "kernel_size": config.size("conv_kernel_size"),
+        "expansion": config.size("conv_expansion_factor"),
+        "feed_forward": mlp(h * config.size("feedforward_mult"), "silu"),
+        "norm": layernorm(),
+        "labels": config.size("output_dim"),
+        "audio": {**audio_rule, "tokens_at_once": queries},
+    }
+    features = joined_layers * h
+    qformer = _qformer(wrapper.section("projector_config", QFORMER), features, queries, window, config)
+    linear_layer = projector(features, (width, True, "identity"), resampler=qformer, encoder_layers=joined_layers)
+    return {"audio_encoder": tower, "projector": linear_layer}
+
+
+def _count_of_joined_layers(config: Config) -> int:
+    """Returns the number of layers whose outputs are joined to the last one's."""
+    if not config.has("cat_hidden_layers"):
+        return 0
+    layers = config.sizes("cat_hidden_layers")
+    if len({*layers}) < len(layers) or max(layers, default=0) >= config.size("num_layers"):
+        raise config.error("cat_hidden_layers", layers, "different indices below num_layers")
+    return len(layers)
+
+
+def _qformer(section: Config, width: int, queries: int, window: int, parent: Config) -> Table:
+    """Returns the Q-Former of a section. width: that of the encoder. parent: receives its unknown fields."""
+    section.require("model_type", "blip_2_qformer")
+    section.require("encoder_hidden_size", width)
+    section.require("use_qformer_text_input", False)
+    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    section.quotient("num_attention_heads", hidden, heads)
+    depth, frequency = section.size("num_hidden_layers"), section.size("cross_attention_frequency")
+    qformer = {
+        "type": "qformer",
+        "queries": queries,
+        "hidden_size": hidden,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "input_size": width,
+        "reading_layers": list(range(0, depth, frequency)),
+        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        "norm": layernorm(section.number("layer_norm_eps")),
+        "window": window,
+    }
+    section.finish(QFORMER_FIELDS, parent)
+    return qformer
+
+
+GRANITE: Table = {
+    "input_dim": 160,
+    "num_layers": 10,
+    "hidden_dim": 1024,
+    "feedforward_mult": 4,
+    "num_heads": 8,
+    "dim_head": None,
+    "output_dim": 42,
+    "context_size": 200,
+    "max_pos_emb": 512,
+    "conv_kernel_size": 15,
+    "conv_expansion_factor": 2,
+}
+QFORMER: Table = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "cross_attention_frequency": 2,
+    "encoder_hidden_size": 1408,
+    "use_qformer_text_input": False,
+}
+QFORMER_FIELDS = field_names("""
+    _attn_implementation_autoset attention_probs_dropout_prob chunk_size_feed_forward hidden_dropout_prob
+    initializer_range max_position_embeddings pad_token_id position_embedding_type vocab_size
+    """)
+"""Fields of the Q-Former's config that change no count."""
+SIZES: Table = {"window_size": 15, "downsample_rate": 5}
+ALIASES = {
+    "hidden_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "input_dim": "num_mel_bins",
+}
+
+WRAPPERS = {
+    "granite_speech": {
+        "encoder_config": Section(_read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES)
+    },
+    "granite_speech_plus": {
+        "encoder_config": Section(
+            _read_granite_speech,
+            {"granite_speech_plus_encoder": {**GRANITE, "cat_hidden_layers": None}},
+            SIZES,
+            aliases=ALIASES,
+        )
+    },
+}

@@ -1,0 +1,124 @@
+"""The vision encoder C-RADIO and a FastConformer with Nemotron-H: Nemotron Omni.
+
+Heinrich 2024 (arXiv:2412.07679); Rekesh 2023 (arXiv:2305.05084). transformers: models/radio, models/nemotron_h_omni.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
+from ..family import field_names
+from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp, rmsnorm
+from .section import Section, merged_square_side, projector, self_attention, vision_transformer
+
+LEAST_PATCHES, MOST_PATCHES = 1024, 13312
+"""The least and the most patches of an image in the processor of Nemotron Omni."""
+
+
+def _read_nemotron(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Nemotron Omni's vision encoder: C-RADIO, and a norm and two linear layers over merged patches.
+
+    A norm after the encoder's layers is there if the text model has layers of multi-token prediction.
+    """
+    h = config.size("hidden_size")
+    wrapper.require("vision_hidden_size", h)
+    config.require("video_temporal_patch_size", wrapper.size("video_temporal_patch_size"))
+    merge_size = merged_square_side(wrapper, "downsample_ratio")
+    tower = _radio(config)
+    if wrapper.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
+        tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
+    merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
+    linear_layers = (wrapper.size("projector_hidden_size"), False, "relu2"), (width, False, "identity")
+    image_rule = {"type": "patch_grid", "merge": merge_size, "min_patches": LEAST_PATCHES, "max_patches": MOST_PATCHES}
+    return {
+        "vision_model": {**tower, "image": {**image_rule, "marks": 2}},
+        "multi_modal_projector": projector(h, *linear_layers, **merger),
+    }
+
+
+def _radio(config: Config) -> Table:
+    """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
+    config.require("use_swiglu_ffn", False)
+    h, patch_size = config.size("hidden_size"), config.size("patch_size")
+    rows = config.size("max_img_size") // patch_size
+    if not rows:
+        raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
+    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
+    network = mlp(int(h * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
+    summaries = config.get("summary_idxs")
+    return vision_transformer(
+        config,
+        layer_table(attention, network, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
+        patches={"num_channels": config.size("num_channels")},
+        positions={"rows": rows * rows},
+        registers=config.size("num_cls_tokens") + config.count("num_registers"),
+        video_frames=config.optional_size("video_temporal_patch_size"),
+        summary_vectors=len(summaries) if isinstance(summaries, list | tuple) else 2,
+    )
+
+
+def _read_nemotron_audio(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers.
+
+    Its attention has no biases unless the config states them.
+    """
+    stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
+    h, bias = stack.pop("hidden_size"), config.flag("projection_bias")
+    linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (width, bias, "identity")
+    audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
+    return {
+        "audio_tower": {
+            "type": "audio",
+            "hidden_size": h,
+            "stack": stack,
+            "audio": {**audio_rule, "frames_per_token": config.size("subsampling_factor")},
+        },
+        "embed_audio": projector(h, *linear_layers, norm=rmsnorm(1e-5)),
+    }
+
+
+RADIO: Table = {
+    "hidden_size": 1280,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "mlp_ratio": 4.0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "use_swiglu_ffn": False,
+    "qkv_bias": True,
+    "num_channels": 3,
+    "patch_size": 16,
+    "max_img_size": 2048,
+    "num_cls_tokens": 3,
+    "num_registers": 7,
+    "video_temporal_patch_size": None,
+    "summary_idxs": None,
+}
+FIELDS = field_names("""
+    attention_probs_dropout_prob drop_path_rate hidden_dropout_prob layerscale_value norm_mean norm_std patch_dim
+    video_patch_dim
+    """)
+"""Fields of C-RADIO's config that change no count."""
+
+WRAPPERS = {
+    "nemotron_h_omni": {
+        "vision_config": Section(
+            _read_nemotron,
+            {"radio": RADIO},
+            {
+                "downsample_ratio": 0.5,
+                "projector_hidden_size": 4096,
+                "vision_hidden_size": 1280,
+                "video_temporal_patch_size": 2,
+            },
+            {"video_temporal_patch_size": 2},
+            FIELDS,
+        ),
+        "audio_config": Section(
+            _read_nemotron_audio,
+            {"parakeet_encoder": PARAKEET, "parakeet": PARAKEET},
+            default_section=None,
+            ignored_fields=NO_COUNT | PARAKEET_FIELDS | {"attention_dropout"},
+        ),
+    },
+}

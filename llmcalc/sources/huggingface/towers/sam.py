@@ -1,0 +1,92 @@
+"""SAM's vision encoder with a text model: GOT-OCR 2, PP-Chart2Table and DeepSeek-VL with two encoders.
+
+Kirillov 2023 (arXiv:2304.02643); Wei 2024 (arXiv:2409.01704); Lu 2024 (arXiv:2403.05525, §2.1). transformers:
+models/got_ocr2, pp_chart2table, deepseek_vl_hybrid, sam.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, layernorm, mlp
+from .section import patches_per_side, projector, vision_section
+from .siglip import SIGLIP, siglip_encoder
+
+GOT_TOKENS = 256
+"""The tokens of an image in the processor of GOT-OCR 2."""
+
+
+def _sam(config: Config, halvings: list[int], network_width: int) -> Table:
+    """Returns SAM's encoder. halvings: the channels of the convolutions that halve the sides of its grid."""
+    grid, depth, hidden = patches_per_side(config), config.size("num_hidden_layers"), config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    config.quotient("num_attention_heads", hidden, heads)
+    return {
+        "type": "sam",
+        "hidden_size": hidden,
+        "patches": {"patch_size": config.size("patch_size"), "num_channels": config.size("num_channels"), "bias": True},
+        "grid": grid,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "qkv_bias": config.flag("qkv_bias"),
+        "window_size": config.size("window_size"),
+        "global_layers": [index for index in config.sizes("global_attn_indexes") if index < depth],
+        "relative_positions": config.flag("use_rel_pos"),
+        **({"positions": {"rows": grid * grid}} if config.flag("use_abs_pos") else {}),
+        "feed_forward": mlp(network_width, config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": layernorm(config.number("layer_norm_eps")),
+        "output_channels": config.size("output_channels"),
+        "halvings": halvings,
+    }
+
+
+def _read_got(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
+    tower = _sam(config, [2 * config.size("output_channels"), width], config.size("mlp_dim"))
+    if tower["grid"] ** 2 == 16 * GOT_TOKENS:
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": GOT_TOKENS, "marks": 2}
+    return {"vision_tower": tower, "multi_modal_projector": projector(width, (width, True, "identity"))}
+
+
+def _read_hybrid(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
+    section = wrapper.section("high_res_vision_config", SAM)
+    section.require("model_type", "sam_vision_model")
+    channels = section.size("output_channels")
+    inner_width = section.optional_size("mlp_dim") or int(section.size("hidden_size") * section.number("mlp_ratio"))
+    high_res = {**_sam(section, [2 * channels, 4 * channels], inner_width), "second_neck": True}
+    section.finish(FIELDS, config)
+    half_width = (width // 2, True, "gelu")
+    return {
+        "vision_model": siglip_encoder(config),
+        "vision_aligner": projector(config.size("hidden_size"), half_width),
+        "high_res_vision_model": high_res,
+        "high_res_vision_aligner": projector(4 * channels, half_width),
+        "aligner": projector(2 * (width // 2), (width, True, "identity"), encoders=2),
+    }
+
+
+GOT: Table = {
+    "hidden_size": 768,
+    "output_channels": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "qkv_bias": True,
+    "use_abs_pos": True,
+    "use_rel_pos": True,
+    "window_size": 14,
+    "global_attn_indexes": (2, 5, 8, 11),
+    "mlp_dim": 3072,
+}
+SAM: Table = {**GOT, "model_type": "sam_vision_model", "mlp_ratio": 4.0, "mlp_dim": None}
+FIELDS = frozenset({"attention_dropout", "initializer_range", "num_pos_feats"})
+
+WRAPPERS = {
+    "got_ocr2": vision_section(_read_got, {"got_ocr2_vision": GOT}),
+    "pp_chart2table": vision_section(_read_got, {"pp_chart2table_vision": GOT}),
+    "deepseek_vl_hybrid": vision_section(_read_hybrid, {"siglip_vision_model": SIGLIP}),
+}
