@@ -450,7 +450,9 @@ def _start_command(study: ServeStudy, server: Server) -> str | None:
     """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
     if server.group is not None:
         return None
-    return start_command(study.engine, study.preset, server.flags, server.quantize)
+    command = start_command(study.engine, study.preset, server.flags, server.quantize)
+    has_exchange = bool(exchange_notes(study.stack, server.replica.layout))
+    return f"{command} {study.stack.exchange}" if command is not None and has_exchange else command
 
 
 def _chosen_data(study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
