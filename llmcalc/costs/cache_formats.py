@@ -176,6 +176,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
+
     def cost(op_use: OpUse) -> Number:
         op = op_use.op
         if not op_use.has("cache_bits"):

@@ -378,7 +378,24 @@ class ExplainQuestion:
         built_report = report(
             preset, explanation, self.latex, records=records, bibtex=self.bibtex, rank_share=rank_share
         )
+        if quantity == "kv" and self.node is None and not self.latex:
+            counted_model = spec if rank_share is None else rank_share.model
+            built_report = built_report.with_entry(*self._whole_cache(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
+
+    def _whole_cache(self, model: Any, seq: int) -> tuple[str, int, str]:
+        """Returns the cache of a sequence, where windows and states end its growth: its JSON key, bytes and a note."""
+        from ..costs.cache import kv
+        from ..units import memory_scale
+
+        cache = kv(model, 1, seq, self.kv_dtype)
+        scale = memory_scale(cache.bytes)
+        ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        return (
+            "kv_bytes",
+            cache.bytes,
+            f"a sequence of {seq:,} tokens has {scale.write(cache.bytes)} {scale.name} of cache{ends_text}",
+        )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
         """Explains the seconds of kernels when decoding a token per sequence, unless another phase is set."""

@@ -145,7 +145,8 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             return _read_config(path / config_name, head, allow_unknown)
     if _test_path(path.is_dir):
         raise InputError(
-            f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a config.json"
+            f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
+            "config.json"
         )
     if is_hub_id(target):
         from .hub import fetch_config

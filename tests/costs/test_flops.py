@@ -437,3 +437,10 @@ def test_scores_of_an_indexer_stand_apart(run: Any) -> None:
     rows = {line.split(",")[1].removeprefix("attention / "): float(line.split(",")[3]) for line in out.splitlines()[1:]}
     assert rows["scores of the indexer"] == 61 * 2 * 64 * (128 + 1) * 1001
     assert rows["projections"] + rows["scores"] + rows["scores of the indexer"] == rows["attention"]
+
+
+def test_an_encoders_prefill_is_its_one_pass() -> None:
+    forward, prefill = (llmcalc.flops("bge-m3", seq=64, phase=phase) for phase in ("forward", "prefill"))
+    assert forward.total == prefill.total
+    with pytest.raises(InputError, match="--context: an encoder-only model keeps no cache; expected none"):
+        llmcalc.flops("bge-m3", seq=64, phase="prefill", context=8)
