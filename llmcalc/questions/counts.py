@@ -350,6 +350,7 @@ class ExplainQuestion:
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
         """Explains the formulas of a model. records: whether table cells are raw values instead of formatted text."""
+        from ..costs.cache_formats import cache_format
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -364,7 +365,7 @@ class ExplainQuestion:
         seq = usual_sequence(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
-        setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
+        setting = Setting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
         rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations

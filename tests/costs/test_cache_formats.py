@@ -108,8 +108,9 @@ def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Any) -> No
     assert "Did you mean q" in err
 
 
-def test_explain_takes_number_formats_alone(run: Any) -> None:
-    assert "--kv-dtype: unknown dtype 'q8_0'" in run("explain", "gpt2", "--kv-dtype", "q8_0").error
+def test_explain_refuses_a_scale_per_head(run: Any) -> None:
+    message = run("explain", "gpt2", "--kv-dtype", "int8_per_token_head").error
+    assert "--kv-dtype: int8_per_token_head has no number of bytes per element here" in message
 
 
 def test_convolution_states_stay_in_the_models_format() -> None:

@@ -184,14 +184,14 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], word: str
         llama(**settings)
 
 
-def test_an_encoder_has_no_prefill() -> None:
+def test_an_encoder_does_not_decode() -> None:
     block = decoder().decoder.block
     encoder = ModelSpec(
         vocab_size=50, hidden_size=24, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=1, block=block)
     )
     assert counted(encoder, seq=5).causal == counted(encoder, seq=5).full  # nothing is masked
     with pytest.raises(InputError, match="encoder-only"):
-        counted(encoder, seq=5, phase="prefill")
+        counted(encoder, seq=1, context=5, phase="decode")
 
 
 # Pairs, against masks counted pair by pair
