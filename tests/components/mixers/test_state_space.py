@@ -60,7 +60,7 @@ def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
 @pytest.mark.parametrize("phase", ["prefill", "training"])
 def test_adapters_of_a_shared_block_are_held_once(phase: Literal["prefill", "training"]) -> None:
     """Zamba2ForCausalLM holds each layer's adapters once, in the first block of the layers that share one."""
-    model = llmcalc.load("zamba2-1.2b?num_hidden_layers=18")
+    model = llmcalc.load("zamba2-1.2b")
     use = llmcalc.memory(model, phase=phase, seq=32)
     assert use.document["memory"]["weights"] == 2 * llmcalc.params(model).total
 
