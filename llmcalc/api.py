@@ -272,20 +272,15 @@ def explain(
     """
     from .questions.counts import ExplainQuestion, PassPhase, Quantity
     from .symbolic.formulas import RecomputeChoice
-    from .units import dtype
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = options_of(options, rank=True)
-    try:
-        kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
-    except InputError as error:
-        raise InputError(f"--kv-dtype: {error}") from None
     question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
         tokens_of(seq),
         one_of("--pairs", pairs, Pairs),
-        kv_dtype,
+        cache_format_of(kv_dtype),
         optional_length("--batch", batch),
         optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
         optional_word("--recompute", recompute, RecomputeChoice),

@@ -41,6 +41,8 @@ PART_COLUMNS = (
     Column("bound", "bound by", justify="left"),
     Column("bound_share", "share", units.percent),
 )
+BOUND_COLUMN = 3
+"""The first column of what bounds a run, a list of its own beside the run's parts."""
 
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
@@ -182,6 +184,7 @@ def report(
         notes,
         answer_text,
         name="parts",
+        second_list=("bounds", BOUND_COLUMN),
     )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]

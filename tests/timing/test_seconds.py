@@ -593,3 +593,22 @@ class TestHostAndProductsOfServers:
     def test_calibration_scales_them(self) -> None:
         scaled = Factors(wait=2.0).stack(VLLM)
         assert scaled.expert_wait == {name: 2 * wait for name, wait in VLLM.expert_wait.items()}
+
+
+def test_rows_are_of_one_list() -> None:
+    """A screen shows what bounds a run beside its parts; rows for programs are of one of the two lists."""
+    time = llmcalc.time("gpt2", hardware="h100")
+    parts, bounds = time.records(), time.records("bounds")
+    assert [list(row) for row in (parts[0], bounds[0])] == [
+        ["target", "part", "seconds", "share"],
+        ["target", "bound", "bound_share"],
+    ]
+    assert sum(row["share"] for row in parts) == pytest.approx(1)
+    assert sum(row["bound_share"] for row in bounds) == pytest.approx(1)
+    assert [column.key for column in time.report().tables[0].columns] == [
+        "part",
+        "seconds",
+        "share",
+        "bound",
+        "bound_share",
+    ]

@@ -561,8 +561,12 @@ def memory(server: Server) -> EngineMemory:
 
 
 def _server_notes(server: Server) -> list[str]:
-    """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*filter(None, [server.long_request_note]), *host_expert_notes(server.rank_of_stage(0), server.flags)]
+    """Returns notes on a missing class, on draft models, and on data-parallel attention with a KV cache per replica."""
+    class_note = server.engine_record.missing_class_note(architectures(server.preset), server.version)
+    notes = [
+        *filter(None, [class_note, server.long_request_note]),
+        *host_expert_notes(server.rank_of_stage(0), server.flags),
+    ]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
