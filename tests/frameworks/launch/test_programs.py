@@ -55,6 +55,7 @@ PROGRAM_OF = {
     "trl_sft.yaml": "TRL",
     "trl_short.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
+    "trl_grpo_liger.yaml": "TRL",
     "trl_gkd.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
     "unsloth_defaults.yaml": "Unsloth",
@@ -502,6 +503,19 @@ def test_grpo_counts_prompt_and_completion() -> None:
     server = changed("trl_grpo.yaml", vllm_mode="server").rollout
     assert server is not None
     assert server.engine == ""
+
+
+def test_log_probabilities_by_liger_take_less_than_logits_of_completions() -> None:
+    launch = read_launch(FILES / "trl_grpo_liger.yaml")
+    loss = {"cross_entropy": "selective-chunked", "logits_to_keep": 3584, "norm": "liger"}
+    assert loss.items() <= launch.settings.items()
+    assert any("Liger's log-probabilities of the last 3584 tokens" in note for note in launch.notes)
+    named = changed("trl_grpo_liger.yaml", liger_kernel_config={"fused_linear_cross_entropy": False}).settings
+    assert named["cross_entropy"] == "selective-chunked"
+    earlier = changed("trl_grpo_liger.yaml", use_liger_kernel=None, use_liger_loss=True).settings
+    assert ("norm" in earlier, earlier["cross_entropy"]) == (False, "selective-chunked")
+    plain = changed("trl_grpo_liger.yaml", use_liger_kernel=None).settings
+    assert plain["cross_entropy"] == "selective"
 
 
 def test_pairs_need_a_reference_model_without_adapters() -> None:

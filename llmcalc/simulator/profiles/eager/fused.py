@@ -22,6 +22,9 @@ from .fused_attention import CHOSEN, FusedAttention
 LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
 """The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
 
+LIGER_GRPO = by_source("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
+"""The witness of Liger-Kernel's log-probabilities, which are operations of torch in its order."""
+
 FLASH_LOSS = by_source("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
 """The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
 
@@ -411,7 +414,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del gradients
         return record(autograd_graph, "linear_cross_entropy", inputs, output, backward, *present_gradients)
 
-    @compared(LIGER, cross_entropy="selective-chunked")
+    @compared(LIGER_GRPO, cross_entropy="selective-chunked")
     def _chunked_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs Liger-Kernel's GRPO: log-probabilities and gradients of one sequence at a time in its forward pass.
 
