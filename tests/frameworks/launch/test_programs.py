@@ -518,6 +518,26 @@ def test_log_probabilities_by_liger_take_less_than_logits_of_completions() -> No
     assert plain["cross_entropy"] == "selective"
 
 
+@pytest.mark.parametrize(
+    ("changes", "has_log_probabilities"),
+    [
+        ({}, False),
+        ({"beta": 0.04}, True),
+        ({"use_vllm": True}, True),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, False),
+        ({"num_iterations": 2}, True),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, False),
+        ({"gradient_accumulation_steps": 4, "generation_batch_size": 32}, True),
+    ],
+)
+def test_log_probabilities_without_gradients_are_of_what_compares_with_them(
+    changes: dict[str, Any], has_log_probabilities: bool
+) -> None:
+    rollout = changed("trl_grpo_liger.yaml", **changes).rollout
+    assert rollout is not None
+    assert rollout.has_log_probabilities == has_log_probabilities
+
+
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
     assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
