@@ -554,6 +554,21 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
+@pytest.mark.parametrize(
+    ("file_name", "changes"),
+    [
+        ("trl_sft.yaml", {"beta": 0.1, "use_liger_kernel": True}),
+        ("trl_sft.yaml", {"loss_type": "kto", "use_liger_kernel": True}),
+        ("axolotl_qlora.yaml", {"rl": "dpo", "cut_cross_entropy": True}),
+        ("llama_factory_qlora.yaml", {"stage": "dpo", "enable_liger_kernel": True}),
+    ],
+)
+def test_losses_without_labels_have_all_logits(file_name: str, changes: dict[str, Any]) -> None:
+    launch = changed(file_name, **changes)
+    assert launch.settings["cross_entropy"] == "eager"
+    assert any("counted with all logits" in note for note in launch.notes)
+
+
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
     whole = ["^model.language_model.*", "^lm_head.*"]
     assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown == {}
