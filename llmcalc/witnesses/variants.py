@@ -386,7 +386,9 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
-            loss, of_x, *others = LigerLogProbabilityLoss.of_sequence(sequence, weight, bias, sequence_labels, is_trained)
+            loss, of_x, *others = LigerLogProbabilityLoss.of_sequence(
+                sequence, weight, bias, sequence_labels, is_trained
+            )
             for gradient_sum in sums:
                 if gradient_sum is not None:
                     gradient_sum.add_(others.pop(0))

@@ -59,8 +59,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
         else:
             typed_values[match[1]] = match[2]
     typed_values |= {
-        keyword_of(flag): typed_value
-        for flag, typed_value in arguments_of(arguments, name_in_errors).items()
+        keyword_of(flag): typed_value for flag, typed_value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
     for name, typed_value in typed_values.items():

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..frozen_model import FrozenModel
+from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
+    LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     is_trainer,
@@ -93,6 +94,9 @@ IGNORED = field_names("""
 
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
 """Values of `loss_type` on single answers."""
+
+LIGER_PAIRS = "liger_kernel/chunked_loss/fused_linear_preference.py"
+"""Liger-Kernel's loss of one pair at a time, under torch.compile (trainer/dpo_trainer.py, `_compute_loss_liger`)."""
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
@@ -198,7 +202,13 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             "the file does not name its trainer: it is taken for "
             + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
         )
-    return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+    if name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
+        return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+    settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
+    loss = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
+    reader.frozen = loss if reader.frozen is None else replace(reader.frozen, loss=loss)
+    reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
+    return {**settings, "cross_entropy": "chunked"}
 
 
 def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:

@@ -557,7 +557,7 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
 @pytest.mark.parametrize(
     ("file_name", "changes"),
     [
-        ("trl_sft.yaml", {"beta": 0.1, "use_liger_kernel": True}),
+        ("trl_sft.yaml", {"loss_type": "orpo", "use_liger_kernel": True}),
         ("trl_sft.yaml", {"loss_type": "kto", "use_liger_kernel": True}),
         ("axolotl_qlora.yaml", {"rl": "dpo", "cut_cross_entropy": True}),
         ("llama_factory_qlora.yaml", {"stage": "dpo", "enable_liger_kernel": True}),
@@ -567,6 +567,16 @@ def test_losses_without_labels_have_all_logits(file_name: str, changes: dict[str
     launch = changed(file_name, **changes)
     assert launch.settings["cross_entropy"] == "eager"
     assert any("counted with all logits" in note for note in launch.notes)
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
+    launch = changed("trl_sft.yaml", beta=0.1, use_liger_kernel=True, use_peft=use_peft)
+    assert (launch.settings["cross_entropy"], launch.settings["batch"]) == ("chunked", 4)
+    assert launch.frozen is not None
+    loss = launch.frozen.parts[-1]
+    assert isinstance(loss, SecondLoss)
+    assert (loss.width, loss.chunk, loss.chunk_width, len(launch.frozen.parts)) == (0, 2 * 2048, 6, 2 - use_peft)
 
 
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
