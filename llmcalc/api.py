@@ -551,6 +551,7 @@ def serve(
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     prefix_hit: float | str | None = None,
+    mem_fraction_static: float | str | None = None,
     draft: Model | None = None,
     acceptance: float | str | None = None,
     draft_tokens: int | None = None,
@@ -575,7 +576,7 @@ def serve(
     quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
-        that is cached.
+        that is cached. mem_fraction_static: share of the memory for weights and cache, of SGLang.
     draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
         acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
     disaggregate: "auto" for replicas of their own for prompts, or how many for how many that decode ("1:3").

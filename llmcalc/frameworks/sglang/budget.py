@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, Term
-from ..engines.rank import EngineRank, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveWithoutRest, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
@@ -292,7 +292,11 @@ class Server(EngineServer):
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
-            raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
+            raise ReserveWithoutRest(
+                "--mem-fraction-static",
+                f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
+                f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",
+            )
         return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_share
 
     @property
