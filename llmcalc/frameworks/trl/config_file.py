@@ -206,7 +206,8 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
         return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
     settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
     loss = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
-    reader.frozen = loss if reader.frozen is None else replace(reader.frozen, loss=loss)
+    reference = reader.frozen
+    reader.frozen = replace(reference, loss=loss) if isinstance(reference, FrozenModel) else loss
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
     return {**settings, "cross_entropy": "chunked"}
 

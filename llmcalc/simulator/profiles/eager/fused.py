@@ -476,7 +476,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
                 sums = aten.add(aten.mul(sums, rescaling), aten.sum(exponentials))
                 maxima = new_maxima
-                is_label, label_indices = self._labels_in_part(number)
+                is_label, label_indices = self._labels_in_part(row_count)
                 label_logits_of_part = aten.new_tensor(number, FLOAT32)
                 aten.like(label_logits_of_part)
                 del label_logits_of_part
@@ -484,9 +484,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del logits, exponentials, largest, rescaling, is_label, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
-    def _labels_in_part(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        """Returns whether labels are in a part of the vocabulary, and their indices in it."""
-        aten = self.t
+    def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:
+        """Returns whether labels of rows are in a part of the vocabulary, and their indices in it."""
+        aten, shape = self.t, (row_count,)
         is_above, is_below = (aten.new_tensor(shape, BOOL) for _ in range(2))
         is_label = aten.like(is_above)
         del is_above, is_below
@@ -516,7 +516,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 negated = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
                 gradient = aten.mul(aten.unsqueeze(negated, 1), probabilities)
                 del negated
-                is_label, label_indices = self._labels_in_part(number)
+                is_label, label_indices = self._labels_in_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, size, 0), FLOAT32))
                 if weight_gradient is not None:
                     aten.product(aten.transpose(gradient, 0, 1), aten.to(rows, FLOAT32))
