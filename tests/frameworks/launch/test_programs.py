@@ -569,6 +569,12 @@ def test_losses_without_labels_have_all_logits(file_name: str, changes: dict[str
     assert any("counted with all logits" in note for note in launch.notes)
 
 
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_losses_of_ms_swift_have_all_logits(loss: str) -> None:
+    command = f"swift rlhf --rlhf_type {loss} --model a/b --tuner_type lora --use_liger_kernel true"
+    assert launch_of(command, "pairs.sh").settings["cross_entropy"] == "eager"
+
+
 @pytest.mark.parametrize("use_peft", [False, True])
 def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
     launch = changed("trl_sft.yaml", beta=0.1, use_liger_kernel=True, use_peft=use_peft)
