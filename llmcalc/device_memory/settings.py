@@ -499,7 +499,7 @@ class Settings:
         CrossEntropy | None,
         Setting(
             "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune, "
-            "flash and flash-in-place as flash-attn, selective as TRL's GRPO.",
+            "flash and flash-in-place as flash-attn, selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
             "Precision and kernels",
             "eager",
             TRAINING,
@@ -642,13 +642,15 @@ class Settings:
         _check_model(self, spec)
         if self.chunk is not None and self.phase == "decode":
             raise InputError("--chunk: a decoding step reads one token; expected --phase prefill or inference")
-        if self.logits_dtype is not None and self.cross_entropy == "chunked":
-            raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
+        if self.logits_dtype is not None and self.cross_entropy in ("chunked", "selective-chunked"):
+            raise InputError(
+                f"--logits-dtype: a {self.cross_entropy} cross-entropy computes logits in the format of the weights"
+            )
         if self.loss_chunk is not None and self.cross_entropy != "split":
             raise InputError("--loss-chunk: it is for --cross-entropy split")
-        if self.logits_to_keep is not None and self.cross_entropy != "selective":
-            raise InputError("--logits-to-keep: it is for --cross-entropy selective")
-        if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective"):
+        if self.logits_to_keep is not None and self.cross_entropy not in ("selective", "selective-chunked"):
+            raise InputError("--logits-to-keep: it is for --cross-entropy selective and selective-chunked")
+        if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective", "selective-chunked"):
             raise InputError(
                 f"--divide-logits: a {self.cross_entropy} cross-entropy computes logits itself; expected another "
                 "--cross-entropy"

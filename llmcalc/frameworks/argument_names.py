@@ -1,4 +1,4 @@
-"""Names of arguments that readers of launch files know, from a file `argument_names.toml` beside each reader."""
+"""Names of arguments: those that readers know, from a file `argument_names.toml` beside each, and their spelling."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 def argument_names(reader_file: str, table_name: str) -> frozenset[str]:
     """Returns the names in one table of `argument_names.toml`. reader_file: a file in the same folder."""
     return frozenset(_tables_beside(Path(reader_file).with_name("argument_names.toml"))[table_name].split())
+
+
+def keyword_of(spelling: str) -> str:
+    """Returns the Python keyword of a flag or an option, `max_model_len` for `--max-model-len`."""
+    return spelling.lstrip("-").replace("-", "_")
 
 
 @cache

@@ -27,6 +27,7 @@ class FrozenModel:
     ranks: ranks that divide its weights; 1 by default.
     is_divided_as_trained: whether a rank has the same part of it as of the trained weights; false by default.
     name: its name in reports; "reference model" by default.
+    loss: the loss that compares both models' logits, in bytes beside the trained model's own loss; None by default.
     """
 
     source: str
@@ -34,12 +35,13 @@ class FrozenModel:
     ranks: int = 1
     is_divided_as_trained: bool = False
     name: str = "reference model"
+    loss: SecondLoss | None = None
     kind = "weights"
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
         """The frozen model's additions to training memory: named parts with bytes."""
-        return (self,)
+        return (self,) if self.loss is None else (self, self.loss)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
         """Returns the bytes of the frozen weights per device.
@@ -101,17 +103,11 @@ class SecondLoss:
 class Teacher(FrozenModel):
     """A frozen model of another size, whose outputs the trained model learns.
 
-    parameters: number of its parameters. loss: the loss that compares both models' logits.
+    parameters: number of its parameters.
     """
 
     name: str = "teacher model"
     parameters: int = 0
-    loss: SecondLoss | None = None
-
-    @property
-    def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """The teacher's weights and loss, as additions to training memory."""
-        return (self,) if self.loss is None else (self, self.loss)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
         """Returns the bytes per device of the teacher's weights."""

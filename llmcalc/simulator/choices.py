@@ -22,7 +22,8 @@ class Choices:
         `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`); `flash` keeps the logits and makes their gradient
         in the backward pass, and `flash-in-place` writes it over them there (flash-attn's cross-entropy); `selective`
         divides the last logits by a temperature in place and computes the labels' log-probabilities sequence by
-        sequence (TRL's GRPO, `selective_log_softmax`).
+        sequence (TRL's GRPO, `selective_log_softmax`); `selective-chunked` computes the last log-probabilities, and
+        their gradients, for a sequence and a part of the vocabulary at a time (Liger-Kernel's GRPO).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
@@ -30,8 +31,8 @@ class Choices:
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
-    logits_to_keep: of a `selective` cross-entropy, the tokens at the end of each sequence whose log-probabilities are
-        computed, from as many logits and one more; None (default) for all.
+    logits_to_keep: of a `selective` or `selective-chunked` cross-entropy, the tokens at the end of each sequence whose
+        log-probabilities are computed, of `selective` from as many logits and one more; None (default) for all.
     divides_logits: whether the logits are divided in place by a temperature before the loss (reinforcement learning);
         false by default.
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass

@@ -115,6 +115,8 @@ class _Phases:
         }
         left_out: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
         left_out = ("weight_transfer",) if self.rollout.shares_weights else left_out
+        if not self.rollout.has_log_probabilities:
+            left_out = (*left_out, "log_probabilities")
         return [
             RolloutPhase(name, tuple(_present_terms(terms()))) for name, terms in names.items() if name not in left_out
         ]

@@ -38,9 +38,9 @@ def use_kernels(
         replace_attention(module, choices)
     if choices.norm != "eager":
         fuse_norms(module)
-    if choices.cross_entropy in ("chunked", "split"):
+    if choices.cross_entropy in ("chunked", "split", "selective-chunked"):
         output_layer(module).forward = lambda x: x
-    if choices.logits_to_keep is not None:
+    if choices.logits_to_keep is not None and choices.cross_entropy == "selective":
         first_row = -(choices.logits_to_keep + 1)
         output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
@@ -203,6 +203,9 @@ def _rms_norm(norm_module: Any, x: Any) -> Any:
     return normed if norm_module.bias is None else normed + norm_module.bias
 
 
+LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
+
+
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +301,120 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         return of_x, None, of_weight, of_bias
 
 
+class LigerLogProbabilities(torch.autograd.Function):
+    """Log-probabilities of rows, by parts of the vocabulary (Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
+        log_probs = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+        log_sums = torch.empty_like(log_probs)
+        for start in range(0, x.shape[0], LIGER_ROWS):
+            rows, row_labels = x[start : start + LIGER_ROWS], labels[start : start + LIGER_ROWS]
+            maxima = torch.full((rows.shape[0],), float("-inf"), device=x.device)
+            sums, label_logits = torch.zeros_like(maxima), torch.zeros_like(maxima)
+            row_indices = torch.arange(rows.shape[0], device=x.device)
+            for first in range(0, weight.shape[0], LIGER_VOCABULARY):
+                logits, last = logits_of_part(rows, weight, bias, first)
+                part_maxima = logits.amax(dim=-1)
+                new_maxima = torch.maximum(maxima, part_maxima)
+                rescaling = torch.exp(maxima - new_maxima)
+                exponentials = torch.exp(logits - new_maxima.unsqueeze(-1))
+                sums = sums * rescaling + exponentials.sum(dim=-1)
+                maxima = new_maxima
+                is_label = (row_labels >= first) & (row_labels < last)
+                indices = torch.clamp(row_labels - first, 0, last - first - 1)
+                label_logits += logits[row_indices, indices] * is_label
+            row_log_sums = maxima + torch.log(sums)
+            log_sums[start : start + LIGER_ROWS] = row_log_sums
+            log_probs[start : start + LIGER_ROWS] = label_logits - row_log_sums
+            del logits, part_maxima, rescaling, exponentials, is_label, indices, row_log_sums
+        ctx.save_for_backward(x, weight, bias, labels, log_sums)
+        return log_probs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, bias, labels, log_sums = ctx.saved_tensors
+        of_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        of_weight, of_bias = (
+            torch.zeros(tensor.shape, dtype=torch.float32, device=x.device) if needs_gradient else None
+            for tensor, needs_gradient in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        )
+        for start in range(0, x.shape[0], LIGER_ROWS):
+            rows, row_labels = x[start : start + LIGER_ROWS], labels[start : start + LIGER_ROWS]
+            row_gradients, row_log_sums = (t[start : start + LIGER_ROWS] for t in (gradients[0], log_sums))
+            row_indices = torch.arange(rows.shape[0], device=x.device)
+            for first in range(0, weight.shape[0], LIGER_VOCABULARY):
+                logits, last = logits_of_part(rows, weight, bias, first)
+                probabilities = torch.exp(logits - row_log_sums.unsqueeze(-1))
+                of_logits = (-row_gradients).unsqueeze(-1) * probabilities
+                is_label = (row_labels >= first) & (row_labels < last)
+                indices = torch.clamp(row_labels - first, 0, last - first - 1)
+                of_logits[row_indices, indices] += row_gradients * is_label
+                of_x[start : start + LIGER_ROWS].add_(of_logits @ weight[first:last].float())
+                if of_weight is not None:
+                    of_weight[first:last].add_(of_logits.t() @ rows.float())
+                if of_bias is not None:
+                    of_bias[first:last].add_(of_logits.sum(dim=0))
+            del logits, probabilities, of_logits, is_label, indices
+        return (
+            of_x.to(x.dtype),
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if of_bias is None else of_bias.to(bias.dtype),
+            None,
+        )
+
+
+def logits_of_part(rows: Any, weight: Any, bias: Any, first: int) -> tuple[Any, int]:
+    """Returns the float32 logits of rows for a part of the vocabulary, and the part's end."""
+    last = min(first + LIGER_VOCABULARY, weight.shape[0])
+    logits = (rows @ weight[first:last].to(rows.dtype).t()).float()
+    if bias is not None:
+        logits.add_(bias[first:last].to(torch.float32))
+    return logits.mul_(1 / 0.9), last
+
+
+class LigerLogProbabilityLoss(torch.autograd.Function):
+    """Liger-Kernel's GRPO (0.8.5, `LigerFusedLinearPPOBase`), with the mean of log-probabilities as its loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
+        loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
+        is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
+        sums = [
+            torch.zeros_like(tensor) if trained else None
+            for tensor, trained in zip((weight, bias), is_trained, strict=True)
+        ]
+        gradients_of_x = []
+        for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
+            loss, of_x, *others = LigerLogProbabilityLoss.of_sequence(
+                sequence, weight, bias, sequence_labels, is_trained
+            )
+            for gradient_sum in sums:
+                if gradient_sum is not None:
+                    gradient_sum.add_(others.pop(0))
+            gradients_of_x.append(of_x)
+            loss_sum.add_(loss)
+            del loss, of_x, others
+        ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *sums)
+        return loss_sum
+
+    @staticmethod
+    def of_sequence(x: Any, weight: Any, bias: Any, labels: Any, is_trained: list[bool]) -> tuple[Any, ...]:
+        """Returns the loss and the gradients of one sequence."""
+        with torch.enable_grad():
+            x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(is_trained[0])
+            bias = None if bias is None else bias.detach().requires_grad_(is_trained[1])
+            rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
+            log_probs = LigerLogProbabilities.apply(rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
+            loss = log_probs.mean()
+            trained = [tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient]
+            return loss.detach(), *torch.autograd.grad(loss, [x, *trained])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return *ctx.saved_tensors, None
+
+
 def output_layer(module: Any) -> Any:
     """Returns the linear layer that computes the logits."""
     return getattr(module.lm_head, "decoder", module.lm_head)
@@ -311,6 +428,10 @@ def loss_of(module: Any, choices: Choices, model_output: Any, ids: Any, logits_a
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
         loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    elif choices.cross_entropy == "selective-chunked":
+        layer, last_tokens = output_layer(module), choices.logits_to_keep or ids.shape[1] - 1
+        completion = model_output[:, :-1, :][:, -last_tokens:, :]
+        loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), choices, model_output, ids)
     else:

@@ -97,6 +97,22 @@ def test_log_probabilities_hold_what_torch_holds(logits: Any, kept: int | None, 
     assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
+@compares(lambda **_: of_run(wide_vocabulary(), Choices(cross_entropy="selective-chunked")))
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("kept", "batch", "vocabulary"), [(None, 1, 4096), (100, 3, 9000), (2100, 1, 5000)])
+def test_log_probabilities_in_chunks_hold_what_torch_holds(
+    kept: int | None, batch: int, vocabulary: int, autocast: bool
+) -> None:
+    wide = wide_vocabulary().model_copy(update={"vocab_size": vocabulary})
+    tokens = max(192, (kept or 0) + 20)
+    choices = Choices("eager" if tokens == 192 else "flash", cross_entropy="selective-chunked", logits_to_keep=kept)
+    run: dict[str, Any] = {"batch": batch, "seq": tokens, "choices": choices, "autocast": autocast and tokens == 192}
+    ours: list[str] = []
+    theirs: list[str] = []
+    quantities = without_values(wide, log=ours, **run)
+    assert quantities == by_torch(wide, log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+
+
 def test_a_loss_in_chunks_never_has_all_logits() -> None:
     """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
     whole, over, chunked = (

@@ -38,7 +38,7 @@ class Stage3Run(ZeroRun):
     def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(setup, memory_meter)
         cross_entropy = setup.training.choices.cross_entropy
-        if cross_entropy in ("chunked", "split"):
+        if cross_entropy in ("chunked", "split", "selective-chunked"):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )

@@ -236,7 +236,7 @@ class Engine:
 
     def field_of(self, option_name: str) -> str:
         """Returns the field of the engine's flag that says what an option of llmcalc says."""
-        from .flags import keyword_of
+        from ..argument_names import keyword_of
 
         return keyword_of(self.flags_by_option[option_name])
 

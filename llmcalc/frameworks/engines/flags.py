@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from ...errors import InputError, shown, suggest
 from ...sources.files import parse_json
 from ...units import exact_number, parse_length
+from ..argument_names import keyword_of
 
 FlagKind: TypeAlias = Literal[
     "tokens", "number", "numbers", "share", "ratio", "gib", "switch", "word", "text", "list", "table"
@@ -218,11 +219,6 @@ def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
 def hyphenated(argument: str) -> str:
     """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
-
-
-def keyword_of(spelling: str) -> str:
-    """Returns the Python keyword of a flag or an option, `max_model_len` for `--max-model-len`."""
-    return spelling.lstrip("-").replace("-", "_")
 
 
 def read_values(

@@ -203,7 +203,7 @@ def _fsdp_run(
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reader, fsdp_table, world_size, machines, parallel)
-    has_logits = command_settings.get("cross_entropy") not in ("chunked", "split")
+    has_logits = command_settings.get("cross_entropy") not in ("chunked", "split", "selective-chunked")
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
     settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
     return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)

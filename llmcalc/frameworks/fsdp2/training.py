@@ -340,7 +340,7 @@ def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
-    if training_config.choices.cross_entropy in ("chunked", "split") or training_config.include:
+    if training_config.choices.cross_entropy in ("chunked", "split", "selective-chunked") or training_config.include:
         return "the loss runs the head"
     return ""
 

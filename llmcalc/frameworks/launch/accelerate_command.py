@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError
+from ..argument_names import keyword_of
 from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
 from .record import LaunchSource, ReadText, Table
@@ -27,7 +28,7 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
-    flags = {flag.lstrip("-").replace("-", "_"): setting for flag, setting in arguments.items()}
+    flags = {keyword_of(flag): setting for flag, setting in arguments.items()}
     file_name = flags.pop("config_file", None)
     table: dict[str, Any] = {}
     if isinstance(file_name, str):

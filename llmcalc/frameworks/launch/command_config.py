@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
+from ..argument_names import keyword_of
 from .command_line import CONFIG_ENDINGS, arguments_of, plain_value
 from .record import CommandLine, Table
 from .text import parse_yaml
@@ -58,8 +59,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
         else:
             typed_values[match[1]] = match[2]
     typed_values |= {
-        flag.lstrip("-").replace("-", "_"): typed_value
-        for flag, typed_value in arguments_of(arguments, name_in_errors).items()
+        keyword_of(flag): typed_value for flag, typed_value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
     for name, typed_value in typed_values.items():

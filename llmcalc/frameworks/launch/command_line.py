@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
 from ...sources.huggingface.family import field_names
+from ..argument_names import keyword_of
 from .record import CommandLine, LaunchReader
 from .shell_words import Command
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -191,7 +192,7 @@ def plain_arguments(
     """
     plain_values: dict[str, Any] = {}
     for flag, setting in arguments.items():
-        argument = flag.lstrip("-").replace("-", "_")
+        argument = keyword_of(flag)
         for written_value in setting if isinstance(setting, list) else [setting]:
             if isinstance(written_value, str) and is_unresolved(written_value) and argument in read_arguments:
                 raise reader.wrong(flag, unresolved_reason(written_value))

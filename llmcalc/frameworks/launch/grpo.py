@@ -16,12 +16,13 @@ SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
 
 SFT_NOTE = "GRPO: the loss of the training step is counted as that of SFT over all tokens"
 
-LIGER_NOTE = "GRPO: Liger's loss of log-probabilities is counted as its chunked cross-entropy of all tokens"
+LIGER_NOTE = "Liger's log-probabilities of the last {completion} tokens, sequence by sequence, counted as their mean"
+"""What is said of the loss that TRL 1.10 takes from Liger-Kernel 0.8.5. Newer versions of TRL leave it out."""
 
 GRPO_READ = (
     "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
     "vllm_max_model_length", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
-    "steps_per_generation", "generation_batch_size",
+    "steps_per_generation", "generation_batch_size", "use_liger_loss",
 )  # fmt: skip
 """Arguments of GRPO that are read."""
 
@@ -57,7 +58,9 @@ def with_log_probabilities(launched_run: Launch, completion: int, has_wide_logit
     """
     settings = dict(launched_run.settings)
     if settings.get("cross_entropy") == "chunked":
-        return replace(launched_run, notes=(*launched_run.notes, LIGER_NOTE))
+        settings |= {"cross_entropy": "selective-chunked", "logits_to_keep": completion}
+        note = f"GRPO: {LIGER_NOTE.format(completion=completion)}"
+        return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
     settings |= {"cross_entropy": "selective", "logits_to_keep": completion}
     if not has_wide_logits:
         settings["logits_dtype"] = settings.get("dtype", "fp32")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
+from ..argument_names import keyword_of
 from ..registry import NAMES, framework
 from .accelerate_command import config_table, processes_of
 from .command_config import config_place, with_typed_values
@@ -290,9 +291,7 @@ def _read_training_command(
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
             command_words = arguments_of(line.words, name_in_errors)
-            arguments_table = {
-                flag.lstrip("-").replace("-", "_"): plain_value(setting) for flag, setting in command_words.items()
-            }
+            arguments_table = {keyword_of(flag): plain_value(setting) for flag, setting in command_words.items()}
             arguments_table = {**IMPLIED_BY.get(line.program, {}), **arguments_table}
             return read_with_options(reader, reader.read, arguments_table, source_of_command(line), options)
     return _read_by_arguments(script, lines, source_file, source_of_command, options)

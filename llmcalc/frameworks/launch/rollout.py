@@ -50,6 +50,8 @@ class Rollout:
     sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
     logit_tokens: tokens of each whose logits are computed.
     logit_bytes: bytes per logit at the peak of that pass.
+    has_log_probabilities: whether log-probabilities are computed in passes of their own, without gradients; true by
+        default.
     transfer_bytes: bytes of weights that are sent to the engine at a time; 0 for those of the largest matrix.
     """
 
@@ -69,6 +71,7 @@ class Rollout:
     tokens: int = 1
     logit_tokens: int = 1
     logit_bytes: int = 2
+    has_log_probabilities: bool = True
     transfer_bytes: int = 0
 
     def data(self) -> dict[str, Any]:

@@ -311,7 +311,7 @@ def pair_settings(
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
     reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
-    return {"batch": 2 * run_settings["batch"]}
+    return {"batch": 2 * run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
 
 
 def kto_settings(
@@ -324,7 +324,18 @@ def kto_settings(
     """
     add_reference(reader, run_settings, reference)
     reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
-    return {"batch": run_settings["batch"]}
+    return {"batch": run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
+
+
+def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the loss of a run whose loss of labels is chunked: without labels a model returns all its logits.
+
+    TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
+    """
+    if run_settings.get("cross_entropy") not in ("chunked", "split"):
+        return {}
+    reader.notes.append("the chunked cross-entropy is of labels alone: this loss is counted with all logits")
+    return {"cross_entropy": "eager"}
 
 
 def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
+from ..argument_names import keyword_of
 from ..launch import trainer
 from ..launch.record import (
     LARGEST,
@@ -270,7 +271,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, field_values = MegatronSettings.flags(), dict[str, Any]()
     for flag, setting in arguments.items():
-        argument = flag.lstrip("-").replace("-", "_")
+        argument = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reader.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")

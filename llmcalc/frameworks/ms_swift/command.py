@@ -127,6 +127,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": target}, launched_run)
+        if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
+            # `concatenated_forward` takes the labels away
+            note = "the chunked cross-entropy is of labels alone: this loss is counted with all logits"
+            settings = {**launched_run.settings, "cross_entropy": "eager"}
+            return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
         if rlhf_type != "grpo":
             return launched_run
         completion = reader.size(config, "max_completion_length", 512)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..frozen_model import FrozenModel
+from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
+    LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     is_trainer,
@@ -58,6 +59,8 @@ READ = frozenset(
         "lora_target_parameters",
         "cast_lm_head_to_fp32",
         "model_init_kwargs",
+        "num_iterations",
+        "vllm_importance_sampling_correction",
     )
 )
 
@@ -73,7 +76,7 @@ IGNORED = field_names("""
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
     wandb_project wandb_run_group trust_remote_code use_rslora lora_task_type bnb_4bit_quant_storage num_generations
     num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon
-    epsilon_high delta num_iterations mask_truncated_completions vllm_device
+    epsilon_high delta mask_truncated_completions vllm_device
     vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout importance_sampling_level
     log_unique_prompts num_completions_to_print generation_kwargs repetition_penalty cache_implementation
     code_language code_provider code_eval_test_batch_size
@@ -84,13 +87,16 @@ IGNORED = field_names("""
     auto_insert_empty_system_msg dataset_seed chat_template_kwargs entropy_coef log_completions_hub_repo
     log_multimodal max_tool_calling_iterations multi_objective_aggregation off_policy_mask_threshold test_split_size
     use_adaptive_entropy use_bias_correction_kl use_transformers_paged vllm_group_port vllm_importance_sampling_cap
-    vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
+    vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
     sync_ref_model ref_model_sync_steps label_smoothing dataset_kwargs chat_template
     """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
 """Values of `loss_type` on single answers."""
+
+LIGER_PAIRS = "liger_kernel/chunked_loss/fused_linear_preference.py"
+"""Liger-Kernel's loss of one pair at a time, under torch.compile (trainer/dpo_trainer.py, `_compute_loss_liger`)."""
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
@@ -125,6 +131,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["offload_activations"] = True
         if is_grpo:
             run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
+            if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
+                run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses
         elif has_teacher:
             run_settings |= {"cross_entropy": "eager"}
         elif loss_key:
@@ -149,7 +157,26 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         rollout = colocated_rollout(
             reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
-        return replace(launched_run, rollout=rollout)
+        has_log_probabilities = _has_log_probabilities(reader, config, launched_run)
+        return replace(launched_run, rollout=replace(rollout, has_log_probabilities=has_log_probabilities))
+
+
+def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: Launch) -> bool:
+    """Whether GRPO computes log-probabilities without gradients (`_generate_and_score_completions`).
+
+    They are those of a reference model, those that correct rollouts of vLLM, and those from before the first of several
+    optimizer steps on the same completions.
+    """
+    if config.get("beta") not in (None, 0, 0.0, "0", "0.0"):
+        return True
+    if reader.flag(config, "use_vllm") and reader.flag(config, "vllm_importance_sampling_correction", True):
+        return True
+    steps = accumulation = reader.size(config, "gradient_accumulation_steps", 1)
+    if config.get("generation_batch_size") is not None:
+        sequences_of_ranks = size_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
+        steps = max(1, reader.size(config, "generation_batch_size", 1) // sequences_of_ranks)
+    steps = reader.optional_size(config, "steps_per_generation") or steps
+    return accumulation % (steps * reader.size(config, "num_iterations", 1)) != 0
 
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
@@ -175,7 +202,14 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             "the file does not name its trainer: it is taken for "
             + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
         )
-    return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+    if name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
+        return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+    settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
+    loss = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
+    reference = reader.frozen
+    reader.frozen = replace(reference, loss=loss) if isinstance(reference, FrozenModel) else loss
+    reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
+    return {**settings, "cross_entropy": "chunked"}
 
 
 def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ PROGRAM_OF = {
     "trl_sft.yaml": "TRL",
     "trl_short.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
+    "trl_grpo_liger.yaml": "TRL",
     "trl_gkd.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
     "unsloth_defaults.yaml": "Unsloth",
@@ -504,6 +505,39 @@ def test_grpo_counts_prompt_and_completion() -> None:
     assert server.engine == ""
 
 
+def test_log_probabilities_by_liger_take_less_than_logits_of_completions() -> None:
+    launch = read_launch(FILES / "trl_grpo_liger.yaml")
+    loss = {"cross_entropy": "selective-chunked", "logits_to_keep": 3584, "norm": "liger"}
+    assert loss.items() <= launch.settings.items()
+    assert any("Liger's log-probabilities of the last 3584 tokens" in note for note in launch.notes)
+    named = changed("trl_grpo_liger.yaml", liger_kernel_config={"fused_linear_cross_entropy": False}).settings
+    assert named["cross_entropy"] == "selective-chunked"
+    earlier = changed("trl_grpo_liger.yaml", use_liger_kernel=None, use_liger_loss=True).settings
+    assert ("norm" in earlier, earlier["cross_entropy"]) == (False, "selective-chunked")
+    plain = changed("trl_grpo_liger.yaml", use_liger_kernel=None).settings
+    assert plain["cross_entropy"] == "selective"
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_log_probabilities"),
+    [
+        ({}, False),
+        ({"beta": 0.04}, True),
+        ({"use_vllm": True}, True),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, False),
+        ({"num_iterations": 2}, True),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, False),
+        ({"gradient_accumulation_steps": 4, "generation_batch_size": 32}, True),
+    ],
+)
+def test_log_probabilities_without_gradients_are_of_what_compares_with_them(
+    changes: dict[str, Any], has_log_probabilities: bool
+) -> None:
+    rollout = changed("trl_grpo_liger.yaml", **changes).rollout
+    assert rollout is not None
+    assert rollout.has_log_probabilities == has_log_probabilities
+
+
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
     assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
@@ -518,6 +552,37 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
     assert sharded is not None
     assert sharded.ranks == 8
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
+
+
+@pytest.mark.parametrize(
+    ("file_name", "changes"),
+    [
+        ("trl_sft.yaml", {"loss_type": "orpo", "use_liger_kernel": True}),
+        ("trl_sft.yaml", {"loss_type": "kto", "use_liger_kernel": True}),
+        ("axolotl_qlora.yaml", {"rl": "dpo", "cut_cross_entropy": True}),
+        ("llama_factory_qlora.yaml", {"stage": "dpo", "enable_liger_kernel": True}),
+    ],
+)
+def test_losses_without_labels_have_all_logits(file_name: str, changes: dict[str, Any]) -> None:
+    launch = changed(file_name, **changes)
+    assert launch.settings["cross_entropy"] == "eager"
+    assert any("counted with all logits" in note for note in launch.notes)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_losses_of_ms_swift_have_all_logits(loss: str) -> None:
+    command = f"swift rlhf --rlhf_type {loss} --model a/b --tuner_type lora --use_liger_kernel true"
+    assert launch_of(command, "pairs.sh").settings["cross_entropy"] == "eager"
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
+    launch = changed("trl_sft.yaml", beta=0.1, use_liger_kernel=True, use_peft=use_peft)
+    assert (launch.settings["cross_entropy"], launch.settings["batch"]) == ("chunked", 4)
+    assert launch.frozen is not None
+    loss = launch.frozen.parts[-1]
+    assert isinstance(loss, SecondLoss)
+    assert (loss.width, loss.chunk, loss.chunk_width, len(launch.frozen.parts)) == (0, 2 * 2048, 6, 2 - use_peft)
 
 
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:

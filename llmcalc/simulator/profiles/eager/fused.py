@@ -14,13 +14,16 @@ from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import record
 from ...lowering import Path
-from ...tensor import DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
 from .elementwise import ElementwiseKernels
 from .fake_quantization import FakeQuantizationKernels
 from .fused_attention import CHOSEN, FusedAttention
 
 LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
 """The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
+
+LIGER_GRPO = by_source("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
+"""The witness of Liger-Kernel's log-probabilities, which are operations of torch in its order."""
 
 FLASH_LOSS = by_source("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
 """The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
@@ -44,6 +47,14 @@ CHUNKS = 8
 
 ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
+
+LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
+"""Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
+
+
+def _parts(size: int, part_size: int) -> list[int]:
+    """Returns the sizes of the parts of an axis, of which the last may be smaller."""
+    return [min(part_size, size - first) for first in range(0, size, part_size)]
 
 
 @kernels_compared(BY_TORCH)
@@ -159,7 +170,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = (
-            self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
+            self.choices.cross_entropy in ("chunked", "split", "selective-chunked")
+            and self.trained
+            and self.graph.enabled
         )
         if not (computes_loss_in_chunks and operation.outs[0] is self.result):
             super().do_linear(operation)
@@ -169,7 +182,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
                 operation.name,
             )
-        if self.choices.fake_quantization is not None and self.choices.cross_entropy == "chunked":
+        if self.choices.fake_quantization is not None and self.choices.cross_entropy != "split":
             raise self.unsupported(
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no "
                 "--fake-quantize beside it",
@@ -197,6 +210,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             (head, weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
                 return self._loss_chunk_by_chunk(head, logits, weight, bias, labels)
+            if self.choices.cross_entropy == "selective-chunked":
+                return self._chunked_log_probabilities(logits, weight, bias)
             return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
             return self._compiled_loss(self._rows_of_logits(logits))
@@ -398,3 +413,117 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         del gradients
         return record(autograd_graph, "linear_cross_entropy", inputs, output, backward, *present_gradients)
+
+    @compared(LIGER_GRPO, cross_entropy="selective-chunked")
+    def _chunked_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Runs Liger-Kernel's GRPO: log-probabilities and gradients of one sequence at a time in its forward pass.
+
+        Source: linkedin/Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py, `LigerFusedLinearPPOBase.forward`, with
+        the hidden states that TRL 1.10 cuts (trainer/grpo_trainer.py, `_get_last_hidden_state`). The loss of
+        log-probabilities is counted as their mean.
+
+        x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
+        """
+        aten, autograd_graph, (batch, tokens, width) = self.t, self.graph, x.shape
+        completion = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
+        x = aten.slice(aten.slice(x, tokens - 1, 1), completion, 1)
+        inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+        with autograd_graph.no_grad():
+            output = aten.new_tensor((), FLOAT32)
+            gradients = [aten.like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
+            input_gradients: list[Tensor] = []
+            for _sequence in range(batch):
+                rows = x.view((completion, width), x.strides[1:])
+                log_probabilities, log_sums = self._streamed_log_probabilities(rows, weight, bias)
+                input_gradients.append(self._streamed_gradients(rows, weight, bias, log_sums))
+                del log_probabilities, log_sums
+            input_gradient = aten.cat(input_gradients, 0)
+            input_gradient = aten.reshape(input_gradient, (batch, completion, width))
+        del input_gradients
+        has_gradient = [tensor.needs_grad for tensor in inputs]
+
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+            saved_gradients = iter(saved_tensors)
+            return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
+
+        return record(autograd_graph, "linear_log_probabilities", inputs, output, backward, input_gradient, *gradients)
+
+    def _vocabulary_logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
+        """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
+        aten = self.t
+        weight_part = aten.to(aten.slice(weight, size, 0), rows.dtype)
+        logits = aten.product(rows, aten.transpose(weight_part, 0, 1))
+        del weight_part
+        logits = aten.to(logits, FLOAT32)
+        if bias is not None:
+            aten.to(aten.slice(bias, size, 0), FLOAT32)
+        return logits
+
+    def _streamed_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Computes the labels' log-probabilities and the logarithms of the sums of x [tokens, hidden], part by part."""
+        aten = self.t
+        log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
+        for row_count in _parts(x.shape[0], LIGER_ROWS):
+            rows, number = aten.slice(x, row_count, 0), (row_count,)
+            maxima, sums, label_logits = (aten.new_tensor(number, FLOAT32) for _ in range(3))
+            row_indices = aten.new_tensor(number, INT64)
+            logits = exponentials = largest = rescaling = is_label = label_indices = None
+            for size in _parts(weight.shape[0], LIGER_VOCABULARY):
+                logits = self._vocabulary_logits(rows, weight, bias, size)
+                largest = aten.new_tensor(number, FLOAT32)
+                new_maxima = aten.new_tensor(number, FLOAT32)
+                rescaling = aten.scale(aten.sub(maxima, new_maxima), "exp")
+                exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
+                sums = aten.add(aten.mul(sums, rescaling), aten.sum(exponentials))
+                maxima = new_maxima
+                is_label, label_indices = self._labels_in_part(row_count)
+                label_logits_of_part = aten.new_tensor(number, FLOAT32)
+                aten.like(label_logits_of_part)
+                del label_logits_of_part
+            aten.add(maxima, aten.scale(sums, "log"))
+            del logits, exponentials, largest, rescaling, is_label, label_indices, row_indices, label_logits
+        return log_probabilities, log_sums
+
+    def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:
+        """Returns whether labels of rows are in a part of the vocabulary, and their indices in it."""
+        aten, shape = self.t, (row_count,)
+        is_above, is_below = (aten.new_tensor(shape, BOOL) for _ in range(2))
+        is_label = aten.like(is_above)
+        del is_above, is_below
+        difference = aten.new_tensor(shape, INT64)
+        return is_label, aten.like(difference)
+
+    def _streamed_gradients(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
+        """Computes the gradients of log-probabilities in float32, and returns that of x [tokens, hidden] in its format.
+
+        log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
+        """
+        aten = self.t
+        trains_bias = bias is not None and bias.needs_grad
+        _loss, _loss_gradient = (aten.new_tensor((), FLOAT32) for _ in range(2))
+        row_gradients = aten.like(log_sums)
+        input_gradient = aten.new_tensor(x.shape, FLOAT32)
+        weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
+        bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None
+        for row_count in _parts(x.shape[0], LIGER_ROWS):
+            rows, number = aten.slice(x, row_count, 0), (row_count,)
+            row_indices = aten.new_tensor(number, INT64)
+            logits = probabilities = gradient = is_label = label_indices = None
+            for size in _parts(weight.shape[0], LIGER_VOCABULARY):
+                logits = self._vocabulary_logits(rows, weight, bias, size)
+                row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
+                probabilities = aten.scale(aten.sub(logits, row_log_sums), "exp")
+                negated = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
+                gradient = aten.mul(aten.unsqueeze(negated, 1), probabilities)
+                del negated
+                is_label, label_indices = self._labels_in_part(row_count)
+                aten.product(gradient, aten.to(aten.slice(weight, size, 0), FLOAT32))
+                if weight_gradient is not None:
+                    aten.product(aten.transpose(gradient, 0, 1), aten.to(rows, FLOAT32))
+                if bias_gradient is not None:
+                    aten.new_tensor((size,), FLOAT32)
+            del logits, probabilities, gradient, is_label, label_indices, row_indices
+        rounded_gradient = aten.to(input_gradient, x.dtype)
+        if weight_gradient is not None:
+            aten.to(weight_gradient, weight.dtype)
+        return rounded_gradient
