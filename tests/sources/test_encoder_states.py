@@ -33,6 +33,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     "audio": {
         "moss_transcribe_diarize",  # lengths in chunks of Whisper's encoder
         "vibevoice_asr",  # two encoders read a recording
+        "vibevoice",  # of its two encoders one reads recordings, the other one generated speech
     },
 }
 """Option → wrappers whose processor's rule is not stated, with the reason."""

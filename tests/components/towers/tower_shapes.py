@@ -178,6 +178,7 @@ CONVNEXT: dict[str, Any] = {
     "hidden_size": 10, "kernel_size": 3, "num_filters": 4, "downsampling_ratios": [2, 3], "depths": [1, 2, 1],
     "ffn_expansion": 2, "model_type": "vibevoice_acoustic_tokenizer_encoder",
 }  # fmt: skip
+DIFFUSION_HEAD = {"num_hidden_layers": 2, "intermediate_size": 20, "frequency_embedding_size": 6}
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -908,6 +909,27 @@ WRAPPERS: dict[str, Shapes] = {
             {
                 "acoustic_tokenizer_encoder_config": {**CONVNEXT, "hidden_act": "relu", "kernel_size": 5},
                 "semantic_tokenizer_encoder_config": {**CONVNEXT, "ffn_expansion": 3, "hidden_size": 12},
+            },
+        ],
+    ),
+    "vibevoice": (
+        "VibeVoiceForConditionalGeneration",
+        {
+            "audio_tower + diffusion_head + latent_scaling_factor + latent_bias_factor": ("acoustic_audio_encoder",),
+            "multi_modal_projector": ("acoustic_audio_projector", "acoustic_audio_projection"),
+            "semantic_tokenizer_encoder": ("semantic_audio_encoder",),
+            "semantic_connector": ("semantic_audio_projector", "semantic_audio_projection"),
+        },
+        [
+            {
+                "audio_config": {**CONVNEXT, "model_type": "vibevoice_acoustic_tokenizer"},
+                "semantic_model_config": CONVNEXT,
+                "diffusion_head_config": DIFFUSION_HEAD,
+            },
+            {
+                "audio_config": {**CONVNEXT, "model_type": "vibevoice_acoustic_tokenizer", "depths": [2, 1, 3]},
+                "semantic_model_config": {**CONVNEXT, "hidden_size": 12},
+                "diffusion_head_config": {**DIFFUSION_HEAD, "num_hidden_layers": 1, "mlp_bias": True},
             },
         ],
     ),

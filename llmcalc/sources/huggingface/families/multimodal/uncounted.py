@@ -37,17 +37,6 @@ FAMILIES = {
             "word_timestamp_config": "nemotron3_5_transcribe_word_timestamp",
         },
     ),
-    "vibevoice": Family(
-        None,
-        {"tie_word_embeddings": False},
-        text_type="qwen2",
-        tying_source="text",
-        uncounted_encoders={
-            "audio_config": "vibevoice_acoustic_tokenizer",
-            "semantic_model_config": "vibevoice_acoustic_tokenizer_encoder",
-            "diffusion_head_config": "vibevoice_diffusion",
-        },
-    ),
     "fuyu": Family(
         None,
         text_type="persimmon",
