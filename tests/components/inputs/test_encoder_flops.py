@@ -282,6 +282,10 @@ GRIDS: dict[str, tuple[EncoderPass, dict[str, torch.Tensor]]] = {
         {"pixel_values": torch.ones(1, 3, 4, 8 * 8 * 4), "target_sizes": torch.tensor([[8, 8]])},
     ),
     "vibevoice_asr": (EncoderPass(rows=24), {"input_values": torch.ones(1, 1, 24)}),
+    "nemo_speechlm": (
+        EncoderPass(rows=24),
+        {"input_features": torch.ones(1, 24, 6), "input_features_mask": torch.ones(1, 24).long()},
+    ),
     "vibevoice": (
         EncoderPass(rows=24),
         {"input_values": torch.ones(1, 1, 24), "padding_mask": torch.ones(1, 24)},

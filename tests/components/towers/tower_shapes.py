@@ -179,6 +179,26 @@ CONVNEXT: dict[str, Any] = {
     "ffn_expansion": 2, "model_type": "vibevoice_acoustic_tokenizer_encoder",
 }  # fmt: skip
 DIFFUSION_HEAD = {"num_hidden_layers": 2, "intermediate_size": 20, "frequency_embedding_size": 6}
+
+
+def transcribe_sections(num_speakers: int, upsampling_factor: int) -> dict[str, Any]:
+    """Returns the sections of Nemotron 3.5 Transcribe's encoders."""
+    layers = {"intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 6}
+    head = {"hidden_size": 12, "num_speakers": num_speakers, "audio_hidden_size": 16, "subsampling_factor": 4}
+    diarization = {
+        "audio_config": {**layers, "hidden_size": 16, "subsampling_factor": 4},
+        "head_config": head,
+        "streaming_config": {"num_speakers": num_speakers, "subsampling_factor": 4},
+    }
+    speech = {**layers, "hidden_size": 32, "subsampling_factor": 4}
+    timestamps = {**layers, "hidden_size": 32, "vocab_size": 40, "blank_token_id": 39, "num_hidden_layers": 1}
+    del timestamps["num_mel_bins"]
+    return {
+        "audio_config": {"asr_config": speech, "diarization_config": diarization},
+        "word_timestamp_config": {**timestamps, "upsampling_factor": upsampling_factor},
+    }
+
+
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -910,6 +930,17 @@ WRAPPERS: dict[str, Shapes] = {
                 "acoustic_tokenizer_encoder_config": {**CONVNEXT, "hidden_act": "relu", "kernel_size": 5},
                 "semantic_tokenizer_encoder_config": {**CONVNEXT, "ffn_expansion": 3, "hidden_size": 12},
             },
+        ],
+    ),
+    "nemo_speechlm": (
+        "Nemotron3_5TranscribeForConditionalGeneration",
+        {
+            "audio_tower + word_timestamp_encoder + word_timestamp_head": ("audio_tower",),
+            "multi_modal_projector": ("multi_modal_projector",),
+        },
+        [
+            transcribe_sections(num_speakers=8, upsampling_factor=2),
+            transcribe_sections(num_speakers=3, upsampling_factor=3),
         ],
     ),
     "vibevoice": (
