@@ -26,6 +26,9 @@ from .diffusion_head import DiffusionHead
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+MOST_BLOCKS = 1000
+"""The most blocks of a stage."""
+
 
 class ConvNextEncoder(TowerPart):
     """Stages of ConvNeXt blocks over samples.
@@ -72,6 +75,8 @@ class ConvNextEncoder(TowerPart):
             raise ValueError(
                 f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
             )
+        if max(self.depths) > MOST_BLOCKS:
+            raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MOST_BLOCKS:,} in a stage")
         return self
 
     @property
@@ -121,10 +126,10 @@ class ConvNextEncoder(TowerPart):
 
     def _record_blocks(self, recorder: Flow, x: Value, stage: int) -> Value:
         """Records the blocks of a stage."""
-        for i in range(1, self.depths[stage] + 1):
-            with recorder.scope(f"block_{i}", kind="layer"):
-                x = self._record_block(recorder, x, stage)
-        return x
+        depth = self.depths[stage]
+        if not depth:
+            return x
+        return recorder.layers(x, lambda y: self._record_block(recorder, y, stage), depth, range(depth), kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
@@ -217,15 +222,15 @@ def _reference_class() -> type[nn.Module]:
             return out[..., : x.shape[2] * self.stride[0]]
 
     def add_stage(parent: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage: int) -> None:
-        blocks = {f"block_{j}": Block(spec, stage) for j in range(1, spec.depths[stage] + 1)}
         module = nn.Module()
-        for name, part in {"conv": convolution, **blocks}.items():
-            module.add_module(name, part)
+        module.add_module("conv", convolution)
+        module.add_module("layers", nn.ModuleList(Block(spec, stage) for _ in range(spec.depths[stage])))
         parent.add_module(f"stage_{i}", module)
 
     def through_stages(parent: nn.Module, x: Tensor, count: int) -> Tensor:
         for i in range(count):
-            for part in parent.get_submodule(f"stage_{i}").children():
+            stage = parent.get_submodule(f"stage_{i}")
+            for part in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
                 x = part(x)
         return x
 

@@ -6,7 +6,7 @@ Peebles 2023 (arXiv:2212.09748, §3.2); Peng 2025 (arXiv:2508.19205, §2.2). tra
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -58,15 +58,18 @@ class DiffusionHead(Part):
         condition = recorder.add(
             recorder.linear("condition_proj", text_output, hidden), recorder.linear("step_proj_2", step, hidden)
         )
-        for i in range(1, self.num_hidden_layers + 1):
-            with recorder.scope(f"layer_{i}", kind="layer"):
-                shift, scale, gate = self._modulation(recorder, condition, 3)
-                y = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
-                x = recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, y)))
+        record_layer = partial(self._record_layer, recorder, condition=condition)
+        x = recorder.layers(x, record_layer, self.num_hidden_layers, range(self.num_hidden_layers), kind="layer")
         with recorder.scope("output"):
             shift, scale = self._modulation(recorder, condition, 2)
             x = _modulated(recorder, recorder.part("norm", self.output_norm, x), scale, shift)
             recorder.linear("proj", x, *latents.axes)
+
+    def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
+        """Records a layer, whose norm's output the condition scales and shifts."""
+        shift, scale, gate = self._modulation(recorder, condition, 3)
+        y = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
+        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, y)))
 
     def _modulation(self, recorder: Flow, condition: Value, count: int) -> tuple[Value, ...]:
         """Records a linear layer of the activated condition and returns its output in `count` equal parts."""
@@ -128,15 +131,14 @@ def _reference_class() -> type[nn.Module]:
             self.latent_proj = nn.Linear(latent_size, width, bias=False)
             self.step_proj_1 = nn.Linear(spec.frequency_size, width, bias=False)
             self.condition_proj, self.step_proj_2 = (nn.Linear(width, width, bias=False) for _ in range(2))
-            for i in range(1, spec.num_hidden_layers + 1):
-                self.add_module(f"layer_{i}", Layer(spec))
+            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             self.output = Output(spec, latent_size)
 
         def forward(self, latents: Tensor, sinusoids: Tensor, text_output: Tensor) -> Tensor:
             step = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))
             x, condition = self.latent_proj(latents), self.condition_proj(text_output) + step
-            for i in range(1, self.spec.num_hidden_layers + 1):
-                x = self.get_submodule(f"layer_{i}")(x, condition)
+            for layer in self.layers:
+                x = layer(x, condition)
             out: Tensor = self.output(x, condition)
             return out
 
