@@ -215,11 +215,11 @@ def _reference_class() -> type[nn.Module]:
             return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
     class TransposedConvolution(nn.ConvTranspose1d):
-        """A transposed convolution of earlier positions alone. x: [clips, channels, positions]."""
+        """A transposed convolution of earlier positions alone. input: [clips, channels, positions]."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = super().forward(x)
-            return out[..., : x.shape[2] * self.stride[0]]
+        def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+            out: Tensor = super().forward(input, output_size)
+            return out[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(parent: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage: int) -> None:
         module = nn.Module()
