@@ -272,20 +272,15 @@ def explain(
     """
     from .questions.counts import ExplainQuestion, PassPhase, Quantity
     from .symbolic.formulas import RecomputeChoice
-    from .units import dtype
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = options_of(options, rank=True)
-    try:
-        kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
-    except InputError as error:
-        raise InputError(f"--kv-dtype: {error}") from None
     question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
         tokens_of(seq),
         one_of("--pairs", pairs, Pairs),
-        kv_dtype,
+        cache_format_of(kv_dtype),
         optional_length("--batch", batch),
         optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
         optional_word("--recompute", recompute, RecomputeChoice),
@@ -551,6 +546,7 @@ def serve(
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     prefix_hit: float | str | None = None,
+    mem_fraction_static: float | str | None = None,
     draft: Model | None = None,
     acceptance: float | str | None = None,
     draft_tokens: int | None = None,
@@ -575,7 +571,7 @@ def serve(
     quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
-        that is cached.
+        that is cached. mem_fraction_static: share of the memory for weights and cache, of SGLang.
     draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
         acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
     disaggregate: "auto" for replicas of their own for prompts, or how many for how many that decode ("1:3").

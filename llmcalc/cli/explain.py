@@ -11,7 +11,7 @@ from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
 from .options import (
     AttentionImplementationOption,
-    ElementDtype,
+    CacheDtype,
     PairsOption,
     Seq,
     Target,
@@ -67,7 +67,7 @@ def command(
         ),
     ] = None,
     pairs: PairsOption = "full",
-    kv_dtype: ElementDtype = "bf16",
+    kv_dtype: CacheDtype = "bf16",
     rank_request: RankRequest = NO_RANK_OPTIONS,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,

@@ -17,7 +17,6 @@ from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.names import STDIN
 from ..studies.selection import KINDS
-from ..units import dtype as dtype_of
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
@@ -125,9 +124,6 @@ def _known_cache_format(name: str) -> str:
 
 CacheDtype: TypeAlias = Annotated[
     str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMATS}")
-]
-ElementDtype: TypeAlias = Annotated[
-    str, _cache_option("DTYPE", dtype_of, "Number format of the KV cache: bf16, fp8, int8, int4, …")
 ]
 
 

@@ -176,15 +176,15 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
-    if stored_format.name in DTYPE_BITS:
-        return lambda use: use.cache_bits(stored_format.keys.bits)
 
     def cost(op_use: OpUse) -> Number:
         op = op_use.op
         if not op_use.has("cache_bits"):
             return 0
         if isinstance(op, State):
-            return op_use.cache_bits(STATE_BITS)
+            return op_use.cache_bits(max(STATE_BITS, stored_format.keys.bits))
+        if stored_format.name in DTYPE_BITS:
+            return op_use.cache_bits(stored_format.keys.bits)
         kind = getattr(op, "kind", "cache")
         remedy = "expected a number format such as fp8, or blocks such as q8_0"
         if stored_format.latent and kind not in LATENT_KINDS:

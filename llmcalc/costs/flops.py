@@ -207,10 +207,10 @@ def flops(
     """
     run_config = RunConfig(run) if isinstance(run, Workload) else run
     workload = run_config.workload
-    if spec.one_pass_model and workload.phase in ("prefill", "decode"):
-        raise InputError(
-            f"--phase {workload.phase}: {spec.one_pass_model} keeps no cache; expected forward or training"
-        )
+    if spec.one_pass_model and workload.phase == "decode":
+        raise InputError(f"--phase decode: {spec.one_pass_model} keeps no cache; expected forward, prefill or training")
+    if spec.one_pass_model and workload.context:
+        raise InputError(f"--context: {spec.one_pass_model} keeps no cache; expected none")
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "training") and workload.context:

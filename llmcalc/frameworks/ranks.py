@@ -12,7 +12,7 @@ from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, Term, memory_with_evidence
 from ..device_memory.estimate import Memory
-from ..device_memory.host import host_terms
+from ..device_memory.host import host_terms, paged_bytes
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
@@ -193,7 +193,8 @@ class Cluster:
     @cached_property
     def _host_terms(self) -> tuple[Term, ...]:
         """The host memory of a rank that runs whole layers: offloaded activations, and on one device paged states."""
-        if self.layout.dp < self.layout.world:
+        pages_or_offloads = self.settings.offload_activations or paged_bytes(self.memory.states)
+        if self.layout.dp < self.layout.world or not pages_or_offloads:
             return ()
         training = self.memory.training()
         terms = host_terms(self.spec, self.memory.states, training, training.layer_period)

@@ -64,7 +64,12 @@ class LayoutRequest:
     ] = None
     schedule: Annotated[
         Schedule | None,
-        Setting("Order of micro-batches in the pipeline.", "Layout", "1f1b, or interleaved with --vpp", TRAINING),
+        Setting(
+            "Order of micro-batches in the pipeline; zb-h1 and dualpipe have times and no memory.",
+            "Layout",
+            "1f1b, or interleaved with --vpp",
+            TRAINING,
+        ),
     ] = None
     cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1", TRAINING)] = None
     cp_comm: Annotated[

@@ -27,7 +27,7 @@ FEW = 4
 FAR = 4
 """Largest factor by which a size may grow or shrink."""
 
-GIVEN, UNEVEN = 2.0, 0.5
+GIVEN, UNEVEN = 2.0, 0.3
 """Weight of a size that was given, against 1 of other sizes; and weight of stages with unequal numbers of layers."""
 
 

@@ -350,6 +350,7 @@ class ExplainQuestion:
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
         """Explains the formulas of a model. records: whether table cells are raw values instead of formatted text."""
+        from ..costs.cache_formats import cache_format
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -364,7 +365,7 @@ class ExplainQuestion:
         seq = usual_sequence(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
-        setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
+        setting = Setting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
         rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
@@ -378,7 +379,24 @@ class ExplainQuestion:
         built_report = report(
             preset, explanation, self.latex, records=records, bibtex=self.bibtex, rank_share=rank_share
         )
+        if quantity == "kv" and self.node is None and not self.latex:
+            counted_model = spec if rank_share is None else rank_share.model
+            built_report = built_report.with_entry(*self._whole_cache(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
+
+    def _whole_cache(self, model: Any, seq: int) -> tuple[str, int, str]:
+        """Returns the cache of a sequence, where windows and states end its growth: its JSON key, bytes and a note."""
+        from ..costs.cache import kv
+        from ..units import memory_scale
+
+        cache = kv(model, 1, seq, self.kv_dtype)
+        scale = memory_scale(cache.bytes)
+        ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        return (
+            "kv_bytes",
+            cache.bytes,
+            f"a sequence of {seq:,} tokens has {scale.write(cache.bytes)} {scale.name} of cache{ends_text}",
+        )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
         """Explains the seconds of kernels when decoding a token per sequence, unless another phase is set."""

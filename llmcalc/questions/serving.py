@@ -135,8 +135,20 @@ def serve_study(
         options.disaggregate is not None,
         _ratio_of_options(options, requests),
         speculation,
-        draft_flags,
+        draft_flags | _memory_flags(record, options),
     )
+
+
+def _memory_flags(record: Engine, options: ServeOptions) -> dict[str, Any]:
+    """Returns the engine's flag for the share of memory; empty without the option.
+
+    Raises `InputError` for an engine without such a flag.
+    """
+    if options.mem_fraction_static is None:
+        return {}
+    if not any("--mem-fraction-static" in flag.names for flag in record.known_flags()):
+        raise InputError(f"--mem-fraction-static: {record.title} has no such flag; expected --engine sglang")
+    return {"mem_fraction_static": options.mem_fraction_static}
 
 
 MOST_REPLICAS_OF_A_SIDE = 64

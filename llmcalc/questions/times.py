@@ -256,12 +256,16 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
 def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
     from ..studies.run_time import TimeSettings
+    from ..timing.stack import stack_of_vendor
 
     launch = question.launch
     file_settings = None if launch is None else launch.own_settings
     has_format = record.product_format is not None and file_settings is not None
+    stack = options.stack or record.stack(launch, bool(question.settings.compile))
+    if options.stack is None and launch is None and question.hardware is not None:
+        stack = stack_of_vendor(question.hardware.vendor, "training") or stack
     return TimeSettings(
-        options.stack or record.stack(launch, bool(question.settings.compile)),
+        stack,
         options.overlap,
         options.nic,
         record.product_format(file_settings) if has_format and record.product_format is not None else "",

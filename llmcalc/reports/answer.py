@@ -48,7 +48,7 @@ class Answer(ABC):
         from .formats.plain import table_records
 
         report = self.report()
-        return table_records((report.only(table) if table else report).tables[0], leaves)
+        return table_records((report.only(table) if table else report).with_lists().tables[0], leaves)
 
     def __repr__(self) -> str:
         try:

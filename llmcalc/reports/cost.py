@@ -11,7 +11,7 @@ from ..studies.cost import NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, several
+from .notes import float16_notes, plural, several
 from .seconds import class_text, duration, range_unit
 from .serve import layout_text
 from .share import candidate_cell
@@ -143,6 +143,9 @@ def _step_text(run_cost: RunCost) -> str:
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
+    if run_cost.range is not None:
+        times = None if run_cost.plan is None else run_cost.plan.times
+        notes += float16_notes(hardware, "bf16" if times is None else times.dtype)
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
     cost = run_cost.cost

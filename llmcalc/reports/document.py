@@ -110,6 +110,8 @@ class Table(NamedTuple):
     sooner: whether a short screen shows it before the tables above it.
     centre: index of the row around which rows are kept on a short screen; default the first.
     left_out: the tables and rows that a short screen leaves out, in words.
+    second_list: the name and the first column of a list of its own, which screens show beside the first list; None
+        (default) for a table of one list.
     """
 
     title: str
@@ -123,6 +125,7 @@ class Table(NamedTuple):
     sooner: bool = False
     centre: int = 0
     left_out: str = ""
+    second_list: tuple[str, int] | None = None
 
     @property
     def heading(self) -> str:
@@ -136,6 +139,23 @@ class Table(NamedTuple):
             return self
         rows = [row._replace(cells=[row.cells[i] for i in columns]) for row in self.rows]
         return self._replace(columns=[self.columns[i] for i in columns], rows=rows)
+
+    def lists(self) -> list[Table]:
+        """Returns a table per list, for output in which a row has to be of one list."""
+        if self.second_list is None:
+            return [self]
+        name, first_column = self.second_list
+        tables = [
+            self._replace(columns=self.columns[:first_column], rows=_rows_of_columns(self.rows, 0, first_column)),
+            Table("", self.columns[first_column:], _rows_of_columns(self.rows, first_column), name=name),
+        ]
+        return [table._replace(second_list=None, target=self.target) for table in tables]
+
+
+def _rows_of_columns(rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
+    """Returns the rows with the cells of some columns, without rows whose cells are all empty."""
+    rows = [row._replace(cells=row.cells[first_column:end_column]) for row in rows]
+    return [row for row in rows if any(cell is not None for cell in row.cells)]
 
 
 class Report(NamedTuple):
@@ -160,18 +180,23 @@ class Report(NamedTuple):
         """Returns the report with a column that names the model (TARGET) in every table."""
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
-    def only(self, name: str) -> Report:
-        """Returns the report with only the tables of a name.
+    def with_lists(self) -> Report:
+        """Returns the report with a table per list."""
+        return self._replace(tables=[single_list for table in self.tables for single_list in table.lists()])
 
-        Raises `InputError` if no table has it.
+    def only(self, name: str) -> Report:
+        """Returns the report with only the tables or lists of a name.
+
+        Raises `InputError` if none has it.
         """
-        names = list(dict.fromkeys(table.name for table in self.tables if table.name))
+        tables = [*self.tables, *(second_list for table in self.tables for second_list in table.lists()[1:])]
+        names = list(dict.fromkeys(table.name for table in tables if table.name))
         if name not in names:
             known_names = (
                 f"expected one of {', '.join(names)}" if names else "expected no --table, since the answer is one table"
             )
             raise InputError(f"--table: there is no table '{name}'; {known_names}")
-        return self._replace(tables=[table for table in self.tables if table.name == name])
+        return self._replace(tables=[table for table in tables if table.name == name])
 
     def with_entry(self, name: str, document_entry: Any, note: str) -> Report:
         """Returns the report with another entry in the document, and a first note on the first table."""

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
+from ..accelerator import Hardware
 from ..costs.context_length import too_long_note
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
+from ..timing.device import lacks_bfloat16
 from ..workload.workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
@@ -94,6 +96,13 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
         longest_length = max(longest_length, workload.source)
     length_note = too_long_note(spec, longest_length)
     return [length_note] if length_note else []
+
+
+def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:
+    """Returns a note on products that are timed in float16 in place of bfloat16. dtype: the format of the products."""
+    if dtype != "bf16" or not lacks_bfloat16(hardware):
+        return []
+    return [f"products in 16 bits are in fp16: no peak of bf16 is known for {hardware.title}"]
 
 
 def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:

@@ -6,12 +6,15 @@ from itertools import zip_longest
 from typing import Any
 
 from .. import units
+from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
+from ..timing.device import lacks_bfloat16
 from ..timing.price import QUANTIZED
+from ..timing.records import Stack
 from ..timing.spread import Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, several, too_long_notes, warnings_of_notes
+from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -38,6 +41,8 @@ PART_COLUMNS = (
     Column("bound", "bound by", justify="left"),
     Column("bound_share", "share", units.percent),
 )
+BOUND_COLUMN = 3
+"""The first column of what bounds a run, a list of its own beside the run's parts."""
 
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
@@ -140,6 +145,16 @@ def class_text(estimate: Range, title: str) -> str:
     )
 
 
+def exchange_notes(stack: Stack, layout: Layout) -> list[str]:
+    """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
+    if not stack.gathers_tokens or stack.gathers_on(layout.dp, layout.ep):
+        return []
+    return [
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({stack.exchange}); the "
+        "default, which gathers all tokens on every rank, takes longer"
+    ]
+
+
 def report(
     preset: Preset, timed_run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
@@ -157,6 +172,8 @@ def report(
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
         *_measured_notes(timed_run, measured_run),
+        *exchange_notes(timed_run.stack, timed_run.layout),
+        *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run),
     ]
     parts_table = Table(
@@ -167,6 +184,7 @@ def report(
         notes,
         answer_text,
         name="parts",
+        second_list=("bounds", BOUND_COLUMN),
     )
     shown_nodes = nodes if by_node else nodes[:FEW_NODES]
     rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
@@ -197,7 +215,7 @@ def _formats_text(timed_run: TimedRun) -> str:
     """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
-        return ""
+        return ", fp16 products" if lacks_bfloat16(timed_run.hardware) else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
     if multiplied_format == dtype:
         return f", {dtype} products"

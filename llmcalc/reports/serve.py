@@ -15,7 +15,7 @@ from ..timing.speculation import Speculation
 from ..timing.spread import TIE, Amount, Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration, range_unit
+from .seconds import class_text, duration, exchange_notes, range_unit
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -147,7 +147,9 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
     if servers.traces:
         token_price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
     cost = "" if token_price is None else f", {money_text(token_price)} per million tokens"
-    return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{cost}"
+    idle_devices = (study.sizes.devices or server.devices) - server.devices
+    idle_text = f", {idle_devices} of {study.sizes.devices} left idle" if idle_devices else ""
+    return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{idle_text}{cost}"
 
 
 def _aside_text(study: ServeStudy) -> str:
@@ -276,6 +278,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]
+        notes += exchange_notes(study.stack, server.replica.layout)
         sequences = server.most_sequences // (1 if server.group is None else server.group.decode)
         notes.append(
             f"a replica holds {plural(sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
@@ -447,7 +450,9 @@ def _start_command(study: ServeStudy, server: Server) -> str | None:
     """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
     if server.group is not None:
         return None
-    return start_command(study.engine, study.preset, server.flags, server.quantize)
+    command = start_command(study.engine, study.preset, server.flags, server.quantize)
+    has_exchange = bool(exchange_notes(study.stack, server.replica.layout))
+    return f"{command} {study.stack.exchange}" if command is not None and has_exchange else command
 
 
 def _chosen_data(study: ServeStudy, servers: Servers) -> dict[str, Any] | None:

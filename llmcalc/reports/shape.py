@@ -33,6 +33,7 @@ FULL_COLUMNS = tuple(
         "budget_difference",
         "flops_per_token",
         "kv_bytes_per_token",
+        "kv_bytes",
         "head_sizes",
         "tokens",
         "train_flops",
@@ -98,7 +99,7 @@ def report(
     costs = Table(
         f"{title}, same ratios as {preset.display}",
         _cost_columns(study),
-        [_cost_row(shape) for shape in study.shapes],
+        [_cost_row(shape, _has_windows(study)) for shape in study.shapes],
         notes=_shape_notes(study, preset, is_target, literature),
     )
     if not literature:
@@ -116,7 +117,8 @@ def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
-    cache_scale = units.memory_scale(min(shape.kv_bytes_per_token for shape in study.shapes))
+    cache_key = "kv_bytes" if _has_windows(study) else "kv_bytes_per_token"
+    cache_scale = units.memory_scale(min(getattr(shape, cache_key) for shape in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column(
@@ -124,9 +126,14 @@ def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
         ),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
-        Column("kv_bytes_per_token", f"KV {cache_scale.name}", cache_scale.write),
+        Column(cache_key, f"KV {cache_scale.name}", cache_scale.write),
         Column("head_sizes", "head sizes"),
     )
+
+
+def _has_windows(study: ShapeStudy) -> bool:
+    """Whether windows or states end the growth of a sequence's cache, so that its bytes per token say too much."""
+    return any(shape.kv_bytes != shape.kv_bytes_per_token * study.seq for shape in study.shapes)
 
 
 def _size_cells(shape: Shape) -> list[Any]:
@@ -134,9 +141,10 @@ def _size_cells(shape: Shape) -> list[Any]:
     return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
-def _cost_row(shape: Shape) -> Row:
+def _cost_row(shape: Shape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
-    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, shape.kv_bytes_per_token, heads]
+    cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
+    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
     return Row([*_size_cells(shape), *costs], strong=shape.target)
 
 
@@ -175,6 +183,7 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
         "train_flops": shape.train_flops,
         "flops_per_token": shape.forward_flops_per_token,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "kv_bytes": shape.kv_bytes,
         "head_sizes": list(shape.head_sizes),
         "literature": asdict(shape.verdicts),
     }
@@ -225,6 +234,11 @@ def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
 def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first_stack = study.family, study.shapes[0].stack
     notes = [_fixed_sizes(study)]
+    per_token_text = (
+        f"FLOPs are per token, KV is the cache of a sequence of {study.seq:,} tokens"
+        if _has_windows(study)
+        else "FLOPs and KV cache are per token"
+    )
     if family.head_divisor > 1:
         model_head_dim = (first_stack.head_dim or 0) * family.head_divisor
         notes.append(
@@ -237,7 +251,7 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
             f"them: {headline(preset.model)}"
         )
     notes += [
-        "L: number of layers, h: hidden size; FLOPs and KV cache are per token",
+        f"L: number of layers, h: hidden size; {per_token_text}",
         f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",

@@ -13,6 +13,8 @@ from ..flow.value import Value
 def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
+    Modules of other layers that are stored in a shared one are left out: those layers run them.
+
     repeats: the number of copies of the scope.
     """
     for scope_item in module_scope.items:
@@ -20,6 +22,7 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
             not isinstance(scope_item, Scope)
             or scope_item.about.get("optional")
             or scope_item.about.get("role") == "shared"
+            or (scope_item.per_layer and scope_item.about.get("role") == "kept")
         ):
             continue
         copy_count = repeats * scope_item.about.get("repeat", 1)

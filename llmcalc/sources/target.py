@@ -140,11 +140,13 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    if _test_path((path / "config.json").is_file):
-        return _read_config(path / "config.json", head, allow_unknown)
+    for config_name in ("config.json", "params.json"):
+        if _test_path((path / config_name).is_file):
+            return _read_config(path / config_name, head, allow_unknown)
     if _test_path(path.is_dir):
         raise InputError(
-            f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
+            f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
+            "config.json"
         )
     if is_hub_id(target):
         from .hub import fetch_config

@@ -193,7 +193,7 @@ class LayoutPlan:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        return self.times.range(candidate.seconds)
+        return self.times.range(candidate.seconds, candidate.layout)
 
     @cached_property
     def recomputed(self) -> int | None:

@@ -23,13 +23,13 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
-from ..timing.device import Device, device_of
+from ..timing.device import Device, device_of, lacks_bfloat16
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
 from ..timing.records import Stack
-from ..timing.spread import Range, expected_range
-from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
+from ..timing.spread import Range, expected_range, untested_ranks
+from ..timing.stack import find_stack, stack_of_vendor, with_attention, with_gradient_buffers, with_overlap
 from ..timing.step import Step, StepPlan, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
@@ -56,10 +56,14 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
     """Returns the error for training in a precision whose products an accelerator has no units for."""
+    sixteen_bits = "no --precision, which is fp16 there," if lacks_bfloat16(hardware) else "bf16-master"
     return InputError(
-        f"--precision {precision}: {hardware.name} has no {dtype} units; expected bf16-master or another --hardware"
+        f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bits} or another --hardware"
     )
 
+
+UNMEASURED_SCHEDULES = "zb-h1", "dualpipe"
+"""Pipeline schedules that no measured run has."""
 
 GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats of gradients whose sums are timed."""
@@ -350,9 +354,16 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def range(self, seconds: float) -> Range:
-        """Returns the range of an estimate in seconds."""
-        return expected_range(seconds, "training", self.device, self.stack, self.memory.spec)
+    def range(self, seconds: float, layout: Layout) -> Range:
+        """Returns the range of an estimate in seconds of a layout's step.
+
+        It is the widest one for schedules and pairs of stack and accelerator that were never measured.
+        """
+        stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
+        untested = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
+        if stack_of_accelerator not in ("", self.stack.name):
+            untested = f"{self.hardware.title} devices"
+        return expected_range(seconds, "training", self.device, self.stack, self.memory.spec, untested)
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
@@ -375,7 +386,7 @@ class TrainingTimes:
             0,
             Formats(plan.dtype),
             plan,
-            self.range(float(timed_step.seconds)),
+            self.range(float(timed_step.seconds), layout),
             parts_of_run,
             tuple((float(count * scale), operation) for count, operation in runs),
             hidden_host=host * scale,
@@ -589,7 +600,7 @@ def time_inference(
         cached_tokens,
         formats,
         None,
-        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec),
+        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec, untested_ranks(stack, layout)),
         part_seconds,
         operations,
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),

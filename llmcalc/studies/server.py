@@ -16,7 +16,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..timing.batching import Replica, ServedLoad
 from ..timing.disaggregation import Disaggregated
-from ..timing.spread import Amount, Range, expected_range
+from ..timing.spread import Amount, Range, expected_range, untested_ranks
 
 SECONDS_OF_AN_HOUR = 3600.0
 
@@ -152,7 +152,8 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        untested = "" if self.group is None else "prompts on replicas of their own"
+        untested = untested_ranks(replica.stack, replica.layout)
+        untested = untested if self.group is None else "prompts on replicas of their own"
         untested = untested if replica.speculation is None else "drafted tokens"
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, untested, burst_seconds)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import product
 from typing import Any
@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineVersion
-from ..frameworks.engines.rank import StageWithoutCache
+from ..frameworks.engines.rank import ReserveWithoutRest, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
@@ -46,6 +46,12 @@ STAGES = (1, 2, 4)
 ATTENTION_RANKS = (2, 4, 8, 16)
 """Ranks with attention of their own that are tried, of models with experts."""
 
+TENSOR_RANKS = (1, 2, 4, NODE)
+"""Ranks that divide heads and widths that are tried."""
+
+MOST_STAGES = 8
+"""Largest number of pipeline stages that is tried where no usual layout fits; no measured server has more."""
+
 
 @frozen
 class SizesRequest:
@@ -62,39 +68,67 @@ class SizesRequest:
         """Whether the request states a replica's layout; if so, omitted sizes are 1."""
         return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
-    def candidates(self, experts: int) -> Iterator[LayoutSizes]:
-        """Yields a replica's possible layouts, the fewest devices first. experts: per layer; 0 for a dense model."""
-        for layout_sizes in sorted(
-            self._sizes_to_try(experts),
-            key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
-        ):
-            if self.devices is None or self.devices % layout_sizes.devices == 0:
-                yield layout_sizes
+    def candidates(self, experts: int) -> Iterator[list[LayoutSizes]]:
+        """Yields lists of a replica's possible layouts; a list is to be tried where no layout of those before fits.
 
-    def _sizes_to_try(self, experts: int) -> Iterator[LayoutSizes]:
+        After the usual layouts come those with any number of stages or of ranks with attention of their own: at first
+        those that use all devices, then those that leave as few devices idle as possible, each with as few stages as
+        possible. In a list the fewest devices come first. experts: per layer; 0 for a dense model.
+        """
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
             attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
-            yield LayoutSizes(tp, self.pp or 1, attention, ep)
+            yield self._in_order([LayoutSizes(tp, self.pp or 1, attention, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
-        for tp, pp in product((1, 2, 4, NODE), STAGES):
-            if tp * pp > most_devices:
-                continue
-            yield LayoutSizes(tp, pp)
-            if not experts:
-                continue
-            if tp > 1 and experts % tp == 0:
-                yield LayoutSizes(tp, pp, 1, tp)
-            for dp in ATTENTION_RANKS if pp == 1 else ():
-                if tp * dp <= most_devices and experts % (tp * dp) == 0:
-                    yield LayoutSizes(tp, pp, dp, tp * dp)
+        tried_sizes = self._in_order(
+            [
+                layout_sizes
+                for layout_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
+                if layout_sizes.devices <= most_devices
+            ],
+            self.devices,
+        )
+        yield tried_sizes
+        if self.devices is None:
+            return
+        further_sizes = set(_layouts_of(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
+        further_sizes.difference_update(tried_sizes)
+        for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
+            sizes_to_try = self._in_order(further_sizes, used_devices)
+            further_sizes.difference_update(sizes_to_try)
+            for stages in range(1, MOST_STAGES + 1):
+                yield [layout_sizes for layout_sizes in sizes_to_try if layout_sizes.pp == stages]
+
+    @staticmethod
+    def _in_order(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
+        """Returns the layouts of which replicas use all devices, the fewest devices of a replica first."""
+        return sorted(
+            (layout_sizes for layout_sizes in all_sizes if devices is None or devices % layout_sizes.devices == 0),
+            key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
+        )
 
     def replicas(self, layout_sizes: LayoutSizes) -> int | None:
         """Returns the number of replicas; None if the load determines the number."""
         if self.devices is not None:
             return self.devices // layout_sizes.devices
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
+
+
+def _layouts_of(stages: Iterable[int], attention_ranks: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
+    """Yields a replica's layouts with these pipeline stages and ranks with attention of their own.
+
+    experts: per layer; 0 for a dense model.
+    """
+    for tp, pp in product(TENSOR_RANKS, stages):
+        yield LayoutSizes(tp, pp)
+        if not experts:
+            continue
+        if tp > 1 and experts % tp == 0:
+            yield LayoutSizes(tp, pp, 1, tp)
+        for dp in attention_ranks if pp == 1 else ():
+            if experts % (tp * dp) == 0:
+                yield LayoutSizes(tp, pp, dp, tp * dp)
 
 
 @frozen
@@ -138,7 +172,8 @@ class ServeStudy:
     trace: the single requests, of which `requests` are the mean ones; None where all are equal.
     disaggregated: whether replicas of their own compute the prompts. ratio: replicas for prompts and replicas that
         decode, of a group; None for the ratio at which neither waits.
-    speculation: what drafts tokens, with draft_flags, the engine's flags for it; None for nothing.
+    speculation: what drafts tokens; None for nothing.
+    engine_flags: the engine's flags beside those of layout and formats.
     """
 
     preset: Preset
@@ -156,7 +191,7 @@ class ServeStudy:
     disaggregated: bool = False
     ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
-    draft_flags: Mapping[str, Any] = field(default_factory=dict)
+    engine_flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def longest_request(self) -> int:
@@ -202,10 +237,19 @@ class ServeStudy:
 
     def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every layout that fits, and counts the reasons of the other layouts."""
-        experts = routed_experts(self.preset.model)
+        for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
+            fits = False
+            for server in self._replicas_of(sizes_to_try, why_not):
+                fits = True
+                yield server
+            if fits:
+                return
+
+    def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], why_not: Counter[str]) -> Iterator[Server]:
+        """Yields a replica of every one of these layouts that fits, and counts the reasons of the others."""
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
-        for layout_sizes in self.sizes.candidates(experts):
+        for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and pipeline_reason:
                 why_not[pipeline_reason] += 1
                 continue
@@ -223,8 +267,9 @@ class ServeStudy:
                 try:
                     server = self._replica_server(layout_sizes, layout_sizes.layout(layers), flags, quantize, kv_dtype)
                     yield self._divided_server(server) if self.disaggregated else server
-                except ImpossibleLayout:
-                    why_not["the layout does not divide the model"] += 1
+                except ImpossibleLayout as reason:
+                    details = f": {reason}" if self.sizes.states_layout else ""
+                    why_not[f"the layout does not divide the model{details}"] += 1
                 except StageWithoutCache:
                     why_not["a pipeline stage without keys and values is not modelled"] += 1
                 except DoesNotFit as reason:
@@ -241,7 +286,7 @@ class ServeStudy:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, length = self.engine, self.requests.total_tokens
         used_flags = {engine.field_of("--seq"): self.longest_request, **flags}
-        used_flags |= self.draft_flags
+        used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
@@ -268,6 +313,10 @@ class ServeStudy:
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise
+        except ReserveWithoutRest as error:
+            if self.sizes.states_layout:
+                raise
+            raise DoesNotFit(f"the default {error.option_name} leaves no memory") from None
         except InputError as error:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise

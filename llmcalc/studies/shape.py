@@ -301,6 +301,7 @@ class Shape:
     target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
     difference: its cost over the budget, minus 1.
+    kv_bytes: bytes of the cache of one sequence of the study, where windows and states end its growth.
     head_sizes: the common head sizes that divide h.
     """
 
@@ -315,6 +316,7 @@ class Shape:
     train_flops: int | None
     forward_flops_per_token: float
     kv_bytes_per_token: int
+    kv_bytes: int
     head_sizes: tuple[int, ...]
     verdicts: StudyVerdicts
 
@@ -520,6 +522,7 @@ def _shape_of_size(
     spec = model_family.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
+    cache = kv(spec, seq=seq, dtype_name=dtype)
     is_training = budget.kind == "train_flops"
     return Shape(
         spec=spec,
@@ -532,7 +535,8 @@ def _shape_of_size(
         tokens=budget.tokens_for(parameter_count.active) if is_training else None,
         train_flops=cost if is_training else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
-        kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,
+        kv_bytes_per_token=cache.bytes_per_token,
+        kv_bytes=cache.bytes,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
         verdicts=compare_with_studies(h, layers),
     )

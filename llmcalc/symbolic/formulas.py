@@ -12,12 +12,13 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero
+from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
 from ..costs.flops import forward_of
 from ..costs.params import active_of, total_of
 from ..errors import InputError, suggest
 from ..flow.tree import Cost, Node, OpUse, Place
 from ..model import ModelSpec
-from ..units import DTYPE_BITS
+from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
@@ -162,6 +163,8 @@ class Formulas:
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
+        self._stored_format: CacheFormat = cache_format(setting.dtype)
+        self._element_bits: Number = self._stored_format.keys.element_bits
         self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
         self.one_pass_model: str = spec.one_pass_model
@@ -172,7 +175,7 @@ class Formulas:
             self.meanings = {
                 **self.symbolic.meanings,
                 keys_symbol(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                bytes_symbol(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
+                bytes_symbol(): Meaning(ELEMENT_BYTES, element, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -276,7 +279,7 @@ class Formulas:
     def _numeric_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in numbers."""
         seq = self.setting.seq
-        return self._cost_terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
+        return self._cost_terms(quantity, seq, Fraction(1, seq), self._element_bits, Fraction(1, 8))
 
     def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
@@ -301,7 +304,25 @@ class Formulas:
         empty_run, one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
-        return _cache_terms(quantity, empty_run, one_token, element_bits, one_eighth)
+        if quantity == "kv":
+            self._check_whole_blocks()
+        state_bits = STATE_BITS if self._stored_format.keys.bits < STATE_BITS else element_bits
+        return _cache_terms(quantity, empty_run, one_token, element_bits, state_bits, one_eighth)
+
+    def _check_whole_blocks(self) -> None:
+        """Raises `InputError` for a cache format in which an element has no number of bytes of its own."""
+        stored_format, block = self._stored_format, self._stored_format.keys.block
+        head_sizes = {
+            head_size
+            for place in self.symbolic.numbers.walk()
+            if isinstance(place.node.op, KVCache)
+            for _, head_size in place.node.op.vectors
+        }
+        if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
+            raise InputError(
+                f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
+                "expected a number format such as fp8, or llmcalc kv for its bytes"
+            )
 
     def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with all symbols except S replaced by numbers.
@@ -413,7 +434,12 @@ class Formulas:
 
 
 def _cache_terms(
-    quantity: Quantity, empty_run: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
+    quantity: Quantity,
+    empty_run: RunConfig,
+    one_token: RunConfig,
+    element_bits: Number,
+    state_bits: Number,
+    factor: Any,
 ) -> list[Term]:
     """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
@@ -421,7 +447,7 @@ def _cache_terms(
     """
 
     def cost(op_use: OpUse) -> Number:
-        return op_use.cache_bits(element_bits)
+        return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
 
     initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
     return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]

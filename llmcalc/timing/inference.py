@@ -127,6 +127,7 @@ def rank_pass(
 
     include: optional parts of the model that run; default none.
     """
+    gathers = stack.gathers_on(layout.dp, layout.ep)
     return RankPass(
         batch,
         seq,
@@ -137,8 +138,8 @@ def rank_pass(
         ep=layout.ep,
         fused=stack.fused,
         reduces_late=stack.reduces_late,
-        gathered_ranks=layout.dp if stack.gathers_tokens else 0,
-        moves_all_rows=stack.moves_all_rows,
+        gathered_ranks=layout.dp if gathers else 0,
+        moves_all_rows=stack.moves_all_rows and gathers,
         sparse_heads=stack.sparse_heads,
         include=include,
     )

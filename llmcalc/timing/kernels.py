@@ -102,12 +102,14 @@ class LayerMessage(NamedTuple):
     layer: as in `Kernel`. collective: the message.
     copies: rows of each token that it sends, one for each of its experts.
     groups: the groups of experts from which a token's experts are selected.
+    is_dispatch: whether it sends tokens to their experts, whose products may read them in a narrower format.
     """
 
     layer: int
     collective: Collective
     copies: Number = 1
     groups: ExpertGroups = ONE_GROUP
+    is_dispatch: bool = False
 
 
 class LayerKind(NamedTuple):

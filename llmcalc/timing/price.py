@@ -16,7 +16,7 @@ from ..frozen import frozen
 from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
-from .kernels import STATE_BITS, Kernel, RankPass, RankWork
+from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
 from .records import Stack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
@@ -54,6 +54,15 @@ float32 (6), softmax (8), to 16 bits (6)."""
 
 ATTENTION_BACKWARD = 2.5
 """Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
+
+DECODED_TILE_ROWS = 16
+"""Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
+
+FUSED_HEAD_DIM = 256
+"""Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
+more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
+kernels of their own.
+"""
 
 LOSS_BACKWARD = 0.7
 """Bytes of the loss's backward pass over those of its forward pass."""
@@ -217,8 +226,9 @@ class TimeEstimator:
         operations: list[TimedOperation] = []
         for kernel in work.kernels:
             operations += self.timed_kernels(kernel)
-        for layer, message, copies, groups in work.messages:
-            seconds, wait = self._message_seconds(message, copies, groups), self._exchange_wait(message)
+        for layer_message in work.messages:
+            layer, message = layer_message.layer, layer_message.collective
+            seconds, wait = self._message_seconds(layer_message), self._exchange_wait(message)
             times = message.times
             operations.append(
                 TimedOperation(
@@ -281,24 +291,36 @@ class TimeEstimator:
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        yield (
-            False,
-            kernel.flops[0] / rate * self._depth_factor(dtype, k),
-            device.memory_seconds(element * (weight + m * k) + output_bytes * m * n),
-        )
+        output = kernel.flops[0] / rate * self._depth_factor(dtype, k)
+        yield from self._with_weights(kernel, False, output, element * weight, element * m * k + output_bytes * m * n)
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
+            moved = element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n)
-            yield True, input_gradient, device.memory_seconds(element * (weight + m * n) + output_bytes * m * k)
+            yield from self._with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            memory = device.memory_seconds((element + 4.0) * weight + element * m * k + output_bytes * m * n)
-            yield True, backward, memory
+            moved = element * m * k + output_bytes * m * n
+            yield from self._with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+
+    def _with_weights(
+        self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
+    ) -> Iterator[tuple[bool, Number, Number]]:
+        """Yields a training product. The weights or their gradients move before it where each expert has a kernel."""
+        if kernel.kind == "experts" and self.stack.separate_experts:
+            yield backward, 0.0, self.device.memory_seconds(weight_bytes)
+            yield backward, compute, self.device.memory_seconds(value_bytes)
+        else:
+            yield backward, compute, self.device.memory_seconds(weight_bytes + value_bytes)
+
+    def _gradient_bytes(self, element: float) -> float:
+        """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
+        return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else element + 4.0
 
     _experts_seconds = _product_seconds
 
@@ -319,9 +341,10 @@ class TimeEstimator:
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
         """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
-        if kernel.kind == "experts" or dtype in (QUANTIZED, "fp32") or not self.stack.pads_rows or is_zero(kernel.m):
+        if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
-        return maximum(1.0, self.device.generation.tile_rows / kernel.m)
+        tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
+        return maximum(1.0, tile_rows / kernel.m)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
         """The time of expert products on the busiest rank over the time with even loads."""
@@ -358,6 +381,8 @@ class TimeEstimator:
         cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            if self.stack.copies_cache:  # reads the cache and writes it with the token's entries
+                cache_bytes *= 3
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
@@ -374,7 +399,10 @@ class TimeEstimator:
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
-        efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
+        older_kernels = device.generation.older_attention
+        efficiency = older_kernels.get(self.stack.attention, 1.0)
+        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
+            efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
@@ -461,14 +489,9 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(
-        self, message: Collective, token_copies: Number = 1, groups: ExpertGroups = ONE_GROUP
-    ) -> Number:
-        """Estimates the seconds of a message.
-
-        token_copies: rows of each token in an exchange of experts' tokens.
-        groups: the groups of experts from which a token's experts are selected.
-        """
+    def _message_seconds(self, layer_message: LayerMessage) -> Number:
+        """Estimates the seconds of a message."""
+        message = layer_message.collective
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
@@ -477,14 +500,31 @@ class TimeEstimator:
             stride = rank_pass.tp
             return device.message_seconds(message.kind, message.ranks, bytes * byte_share, stride, self.stack.latency)
         if message.group == "ep":
-            domains = maximum(1.0, message.ranks / device.domain)
-            copy_share = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies, groups), 1.0)
-            return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copy_share)
+            return exposed_share * device.message_seconds(
+                message.kind, message.ranks, bytes * self._exchanged_share(layer_message)
+            )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+
+    def _exchanged_share(self, layer_message: LayerMessage) -> Number:
+        """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
+
+        Experts in one network domain share a copy of a token, but for decoded tokens: their kernels send every copy
+        to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
+        products.
+        """
+        ranks, copies = layer_message.collective.ranks, layer_message.copies
+        format_share = (
+            0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+        )
+        if self.rank_pass.phase == "decode":
+            return format_share
+        domains = maximum(1.0, ranks / self.device.domain)
+        copies_of_domains = _copies_per_domain(domains, copies, layer_message.groups)
+        return format_share * choose(ranks > self.device.domain, copies_of_domains, 1.0)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:

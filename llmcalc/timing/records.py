@@ -125,6 +125,7 @@ class Stack(Record):
     phase: Literal["training", "inference"]
     like: str = ""
     server: bool = False
+    vendors: tuple[str, ...] = ()
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False
@@ -149,8 +150,11 @@ class Stack(Record):
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
     fused_experts: bool = False
+    separate_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
+    most_gathering_ranks: int = Field(0, ge=0)
+    exchange: str = ""
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
@@ -169,6 +173,7 @@ class Stack(Record):
     unaligned_heads: float = 1.0
     unpadded: bool = False
     reads_masks: bool = False
+    copies_cache: bool = False
     repeats_heads: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True
@@ -186,6 +191,11 @@ class Stack(Record):
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         return self
+
+    def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
+        """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""
+        is_wide = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
+        return self.gathers_tokens and not (replicas > 1 and is_wide)
 
     def hidden_share(self, group: str) -> float:
         """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from ..algebra import Number
 from ..frozen import frozen
 from ..model import ModelSpec
+from ..parallel.layout import Layout
 from ..parallel.search import routed_experts
 from ..record import Record
 from ..sources.files import parse_toml, read_text
@@ -83,6 +84,16 @@ class _Classes(Record):
             low=min(tested_class.low for tested_class in classes_of_phase),
             high=max(tested_class.high for tested_class in classes_of_phase),
         )
+
+
+MEASURED_EXPERT_RANKS = 8
+"""Most ranks of experts in the measured rows of servers."""
+
+
+def untested_ranks(stack: Stack, layout: Layout) -> str:
+    """Returns what of a server's layout was never measured; empty if all of it was."""
+    is_wide = stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    return f"experts on {layout.ep} ranks" if is_wide else ""
 
 
 @cache

@@ -45,6 +45,11 @@ WITH_OVERLAP = Overlap()
 """What Megatron-Core's options of overlap hide (the stack `megatron`)."""
 
 
+def stack_of_vendor(vendor: str, phase: str) -> str:
+    """Returns the stack that runs on a vendor's accelerators in place of the usual ones; empty for none."""
+    return next((name for name in stack_names(phase) if vendor in stacks()[name].vendors), "")
+
+
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
     if implementation not in ("eager", "sdpa-math") or stack.attention == "scores":

@@ -122,10 +122,14 @@ class StepPlan:
         return rank_share(self.micro_batch * self.seq, self.cp)
 
     @property
+    def expert_shards(self) -> Number:
+        """The number of adjacent ranks that divide the experts among them."""
+        return self.ep * (self.tp if self.etp is None else self.etp)
+
+    @property
     def expert_replicas(self) -> Number:
         """The number of ranks with the same shard of the same experts."""
-        expert_tp = self.tp if self.etp is None else self.etp
-        return maximum(1, self.dp * self.cp * self.tp / (self.ep * expert_tp))
+        return maximum(1, self.dp * self.cp * self.tp / self.expert_shards)
 
 
 @frozen
@@ -361,8 +365,10 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     experts = rank_share(ranks.expert_params, plan.ep)
     trained, trained_experts = ranks.trained_params(plan.ep)
     groups = (
-        _group_messages(plan, device, stack, plan.dp * plan.cp, ranks.dense_params, trained, ranks.layers),
-        _group_messages(plan, device, stack, plan.expert_replicas, experts, trained_experts, ranks.layers),
+        _group_messages(plan, device, stack, plan.dp * plan.cp, plan.tp, ranks.dense_params, trained, ranks.layers),
+        _group_messages(
+            plan, device, stack, plan.expert_replicas, plan.expert_shards, experts, trained_experts, ranks.layers
+        ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*groups, strict=True))
     work = plan.micro_batches * ranks.slowest_seconds
@@ -388,17 +394,16 @@ def _group_messages(
     device: Device,
     stack: Stack,
     ranks: Number,
+    stride: Number,
     parameters: Number,
     trained_params: Number,
     layers: Number,
 ) -> tuple[Number, Number, Number]:
     """Returns the seconds of weight and gradient collectives, and the number of parameters that each rank updates.
 
-    ranks: of a group, which replicates the weights.
-
+    ranks, stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
-    stride = plan.tp * plan.cp
     gradients = stack.gradient_bytes * trained_params
     if stack.bucket == "layer":
         buckets = layers
@@ -414,7 +419,7 @@ def _group_messages(
     reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
     shard_seconds = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
     replica_seconds = device.message_seconds(
-        "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
+        "all_reduce", plan.replicas, gradients / shards, shards * stride, messages=buckets
     )
     gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_seconds + replica_seconds)

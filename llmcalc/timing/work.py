@@ -279,7 +279,10 @@ class WorkRecorder(Placements):
             return
         message = message._replace(times=exact_div(message.times, self.layers))
         rows = value.rows if isinstance(value.rows, Routed) else Routed()
-        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups))
+        is_dispatch = self.gathering_verb == "dispatch" and group == "ep"
+        self.work.messages.append(
+            LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups, is_dispatch)
+        )
 
     @property
     def _gathers_tokens(self) -> bool:

@@ -11,7 +11,9 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -88,6 +90,19 @@ class GradientSums(NamedTuple):
     def with_sum(self, byte_count: int, in_place: bool) -> GradientSums:
         """Returns the totals with the bytes of another sum of gradients added."""
         return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
+
+
+@contextmanager
+def discarded_log() -> Iterator[None]:
+    """Discards what torch's profiler writes to the standard error; no setting of torch silences all of it."""
+    saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null_descriptor, 2)
+        yield
+    finally:
+        os.dup2(saved_descriptor, 2)
+        os.close(saved_descriptor)
+        os.close(null_descriptor)
 
 
 @dataclass

@@ -35,7 +35,7 @@ from ..simulator.meter import Meter
 from ..workload.recompute import NONE
 from . import variants
 from .checks import MEMORY, Check, Verdict
-from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, read_events
+from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discarded_log, read_events
 from .distributed.job import peaks_by_phase
 from .loop import InferencePasses, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
@@ -503,6 +503,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     with torch.no_grad(), variants.kernel_context(training.choices):
         loop.loss()  # creates objects that are created once
     with (
+        discarded_log(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):

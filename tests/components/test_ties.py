@@ -41,7 +41,8 @@ def tied_by_class(config: dict[str, Any]) -> bool:
         model = getattr(transformers, config["architectures"][0])(
             transformers.AutoConfig.for_model(config["model_type"], **fields)
         )
-    return bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+    head = model.get_output_embeddings() or model.language_model.get_output_embeddings()
+    return bool(head.weight is model.get_input_embeddings().weight)
 
 
 def rules_of(kind: str) -> set[Any]:

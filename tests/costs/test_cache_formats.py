@@ -108,5 +108,31 @@ def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Any) -> No
     assert "Did you mean q" in err
 
 
-def test_explain_takes_number_formats_alone(run: Any) -> None:
-    assert "--kv-dtype: unknown dtype 'q8_0'" in run("explain", "gpt2", "--kv-dtype", "q8_0").error
+def test_explain_refuses_a_scale_per_head(run: Any) -> None:
+    message = run("explain", "gpt2", "--kv-dtype", "int8_per_token_head").error
+    assert "--kv-dtype: int8_per_token_head has no number of bytes per element here" in message
+
+
+def test_convolution_states_stay_in_the_models_format() -> None:
+    """vLLM's `mamba_cache_dtype` is auto, the model's format (vllm/model_executor/layers/mamba/mamba_utils.py)."""
+    whole, narrow = (llmcalc.kv("lfm2-1.2b", seq=1024, dtype=name) for name in ("bf16", "fp8"))
+    assert whole.by_layer_kind["conv_state"] == narrow.by_layer_kind["conv_state"] == 10 * 2048 * 3 * 2
+    assert 2 * narrow.by_layer_kind["full_attention"] == whole.by_layer_kind["full_attention"]
+
+
+def test_formulas_take_blocks() -> None:
+    """Blocks of 32 elements in 18 bytes are 0.5625 bytes an element; padded blocks have no such number."""
+    for model in ("llama3.1-8b", "lfm2-1.2b"):
+        data = llmcalc.explain(model, quantity="kv", seq=64, kv_dtype="q4_0").document
+        assert data["kv_bytes"] == llmcalc.kv(model, seq=64, kv_dtype="q4_0").bytes
+    with pytest.raises(InputError, match="--kv-dtype: q4_0 has no number of bytes per element here"):
+        llmcalc.explain("phi-2", quantity="kv", kv_dtype="q4_0")
+
+
+def test_a_window_ends_the_cache_of_a_sequence() -> None:
+    """Eight layers of Gemma 3 hold the sequence, and forty hold their window: `-s` counts in formulas and in shapes."""
+    cache_bytes = llmcalc.kv("gemma3-12b", seq=131_072).bytes
+    assert llmcalc.explain("gemma3-12b", quantity="kv", seq=131_072).document["kv_bytes"] == cache_bytes
+    shapes = llmcalc.shape("gemma3-12b", seq=131_072, rows=3).document["shapes"]
+    own = next(shape for shape in shapes if shape["target"])
+    assert own["kv_bytes"] == cache_bytes < 131_072 * own["kv_bytes_per_token"]

@@ -184,14 +184,14 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], word: str
         llama(**settings)
 
 
-def test_an_encoder_has_no_prefill() -> None:
+def test_an_encoder_does_not_decode() -> None:
     block = decoder().decoder.block
     encoder = ModelSpec(
         vocab_size=50, hidden_size=24, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=1, block=block)
     )
     assert counted(encoder, seq=5).causal == counted(encoder, seq=5).full  # nothing is masked
     with pytest.raises(InputError, match="encoder-only"):
-        counted(encoder, seq=5, phase="prefill")
+        counted(encoder, seq=1, context=5, phase="decode")
 
 
 # Pairs, against masks counted pair by pair
@@ -437,3 +437,10 @@ def test_scores_of_an_indexer_stand_apart(run: Any) -> None:
     rows = {line.split(",")[1].removeprefix("attention / "): float(line.split(",")[3]) for line in out.splitlines()[1:]}
     assert rows["scores of the indexer"] == 61 * 2 * 64 * (128 + 1) * 1001
     assert rows["projections"] + rows["scores"] + rows["scores of the indexer"] == rows["attention"]
+
+
+def test_an_encoders_prefill_is_its_one_pass() -> None:
+    forward, prefill = (llmcalc.flops("bge-m3", seq=64, phase=phase) for phase in ("forward", "prefill"))
+    assert forward.total == prefill.total
+    with pytest.raises(InputError, match="--context: an encoder-only model keeps no cache; expected none"):
+        llmcalc.flops("bge-m3", seq=64, phase="prefill", context=8)

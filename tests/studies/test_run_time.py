@@ -526,3 +526,41 @@ def test_formats_without_a_time_are_refused(options: dict[str, str], message: st
     with pytest.raises(InputError, match=message):
         llmcalc.time("gpt2", **{"hardware": "h100", "phase": "training", **options})
     assert llmcalc.time("gpt2", hardware="h100", phase="training", grad_dtype="fp32").result.range.estimate > 0
+
+
+def test_products_of_a_device_without_bfloat16_are_named_as_float16(run: Any) -> None:
+    """V100 multiplies float16 alone in its tensor cores."""
+    note = "products in 16 bits are in fp16: no peak of bf16 is known for V100 32 GB"
+    words = (SMALL, "--phase", "training", "--hardware", "v100", "--seq", "512")
+    assert note in answer(run, "time", *words)["notes"]
+    assert note not in answer(run, "time", *words, "--precision", "fp32")["notes"]
+    assert note not in answer(run, "time", *words[:3], *H100, "--seq", "512")["notes"]
+    cost = ("cost", SMALL, "--tokens", "1B", "--devices", "1", "--seq", "512")
+    assert note in answer(run, *cost, "--hardware", "v100")["notes"]
+    with pytest.raises(InputError, match="no fp8 units; expected no --precision, which is fp16 there, or another"):
+        llmcalc.time(SMALL, hardware="v100", phase="training", precision="fp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "stack", "tested"),
+    [
+        (("--hardware", "tpu-v5p"), "maxtext", True),
+        (("--hardware", "tpu-v5p", "--stack", "fsdp2"), "fsdp2", False),
+        (("--hardware", "h100", "--stack", "maxtext"), "maxtext", True),
+        (("--hardware", "trainium2"), "fsdp2", False),
+        (("--hardware", "h100", "--devices", "2", "--pp", "2", "--num-microbatches", "4"), "megatron", True),
+        (
+            ("--hardware", "h100", "--devices", "2", "--pp", "2", "--num-microbatches", "4", "--schedule", "dualpipe"),
+            "megatron",
+            False,
+        ),
+    ],
+)
+def test_a_stack_or_schedule_that_no_run_has_is_never_tested(
+    run: Any, words: tuple[str, ...], stack: str, tested: bool
+) -> None:
+    """TPUs run XLA's programs alone, and no measured run has a schedule with split backward passes."""
+    size = () if "--pp" in words else ("--fsdp", "2")
+    document = answer(run, "time", SMALL, "--phase", "training", "--seq", "512", *size, *words)
+    assert document["class"]["stack"] == stack
+    assert bool(document["class"]["tested_rows"]) == tested

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.studies.server import Limits
+from llmcalc.questions.options import ServeOptions
+from llmcalc.questions.serving import serve_study
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.studies.server import LayoutSizes, Limits
+from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.batching import ServedLoad
 from llmcalc.timing.spread import TIE
 from tests.families.remote_code.jet_nemotron import JET
@@ -342,3 +348,52 @@ def test_a_time_per_token_of_many_seconds_needs_its_unit(run: Any) -> None:
     limits = {text: serve(run, *load, "--tpot", text)["limits"]["tpot"] for text in ("30ms", "0.03", "30s", "4")}
     assert limits == {"30ms": 0.03, "0.03": 0.03, "30s": 30.0, "4": 4.0}
     assert serve(run, *load, "--ttft", "30")["limits"]["ttft"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "answer"),
+    [
+        (24, "tp8 pp3 on 24 × H100 SXM"),
+        (12, "tp4 pp3 on 12 × H100 SXM"),
+        (13, "tp4 pp3 on 12 × H100 SXM, 1 of 13 left idle"),
+    ],
+)
+def test_replicas_whose_devices_are_no_power_of_two_are_tried_where_no_usual_one_fits(
+    devices: int, answer: str
+) -> None:
+    """Of 405B parameters in 16 bits, 8 devices of 80 GB hold too little, and 16 do not divide these devices."""
+    served = llmcalc.serve("llama3.1-405b", "h100", input=2000, output=100, devices=devices)
+    assert served.report().tables[0].answer == answer
+    assert all(devices % server.sizes.devices <= devices % 12 for server in served.result.servers)
+
+
+def test_more_layouts_are_tried_only_where_no_usual_one_fits() -> None:
+    usual, *others = SizesRequest(devices=24).candidates(256)
+    assert {sizes.devices for sizes in usual} == {1, 2, 4, 8}
+    tried = [sizes for sizes_to_try in others for sizes in sizes_to_try]
+    assert len({*usual, *tried}) == len(usual) + len(tried)
+    assert [sizes.devices for sizes in tried] != sorted(sizes.devices for sizes in tried)
+    assert LayoutSizes(8, 3) in tried
+    assert LayoutSizes(8, 1, 2, 16) in tried
+    unused = [24 % sizes.devices for sizes in tried]
+    assert unused == sorted(unused)
+
+
+def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option_of_a_stated_one() -> None:
+    """SGLang reserves 512 graphs · 4.5 MiB for each of 32 ranks with attention of their own: 72 GiB and more."""
+    words = {"input": 2000, "output": 100, "engine": "sglang"}
+    with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 90 GiB"):
+        llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, **words)
+    stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, mem_fraction_static=0.85, **words)
+    (server,) = stated.result.servers
+    assert server.flags["mem_fraction_static"] == 0.85
+    assert stated.result.chosen.point.tpot.untested == "experts on 32 ranks"
+    (command,) = [note for note in stated.report().tables[0].notes if note.startswith("each replica starts with")]
+    assert command.endswith("--mem-fraction-static 0.85 --moe-a2a-backend deepep")
+    with pytest.raises(InputError, match="--mem-fraction-static: vLLM has no such flag; expected --engine sglang"):
+        llmcalc.serve("llama3.1-8b", "h100", input=2000, output=100, mem_fraction_static=0.85)
+    options = ServeOptions(**words, devices=32)
+    study = serve_study(load_preset("qwen3-30b-a3b"), load_hardware("h100-sxm"), options)
+    reasons: Counter[str] = Counter()
+    assert not list(study._replicas_of([LayoutSizes(1, 1, 32, 32)], reasons))
+    assert reasons == {"the default --mem-fraction-static leaves no memory": 1}

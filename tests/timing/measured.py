@@ -16,6 +16,7 @@ from llmcalc.timing.spread import Range, expected_range
 
 from .measured_rows import (
     CLASSES,
+    DEBUGGED,
     FULL,
     RATE,
     SERVERS,
@@ -177,15 +178,29 @@ MIN_LAYOUTS = 3
 
 
 def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]:
-    """Runs that differ in their layout alone: one model, batch, length, format, number of devices and software."""
-    groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
+    """Layouts of one model, batch, length, format, number of devices and software.
+
+    A layout that was measured several times is one choice, which takes the median of its runs.
+    """
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Score]]] = defaultdict(lambda: defaultdict(list))
     for one in scores:
         row = one.row
         if row.trains:
             batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
             alike = [row[name] for name in ("model", "hardware", "devices", "stack", "recompute", "seq", "precision")]
-            groups[row.set, *alike, f"{batch:g}"].append(one)
-    return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
+            groups[row.set, *alike, f"{batch:g}"][_layout(row)].append(one)
+    return {
+        name: [_median_run(runs) for runs in layouts.values()]
+        for name, layouts in groups.items()
+        if len(layouts) >= MIN_LAYOUTS
+    }
+
+
+def _median_run(runs: Sequence[Score]) -> Score:
+    """A run of a layout with the median of the seconds of all its runs."""
+    seconds = median(run.row.seconds for run in runs)
+    row = runs[0].row
+    return replace(runs[0], row=replace(row, values=row.values | {"seconds": str(seconds)}))
 
 
 def _layout(row: Row) -> tuple[str, ...]:
@@ -250,27 +265,36 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         for name, per_device in (("faster", False), ("cheaper", True)):
             right, total = right_pairs(served, per_device)
             yield f"which of two servers is {name}: {right / total:.1%} of {total:,} pairs"
-    groups = layout_groups(scores)
-    if groups:
-        yield ""
-        yield f"{'groups of layouts':46}{'groups':>6} {'regret':>8} {'of 3':>8} {'naive':>8} {'random':>8}"
-        sizes = defaultdict(list)
-        for group in groups.values():
-            sizes[group[0].row.set, group[0].row["devices"]].append(group)
-        for (name, devices), alike in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
-            yield f"{f'{name}, {devices} devices':46}{len(alike):6d} " + " ".join(
-                f"{mean(value(group) for group in alike):8.2%}"
-                for value in (
-                    regret,
-                    lambda group: regret(group, 3),
-                    lambda group: regret(group, order=lambda one: one.naive_seconds),
-                    lambda group: mean(one.row.seconds for one in group) / min(one.row.seconds for one in group) - 1,
-                )
-            )
+    for heading, is_debugged in (("groups of layouts", False), ("groups with torch's checks of messages", True)):
+        yield from _group_lines(
+            heading, layout_groups(one for one in scores if (one.row.kind == DEBUGGED) is is_debugged)
+        )
     if without:
         yield ""
         for reason, rows in sorted(without.items(), key=lambda item: -len(item[1])):
             yield f"no estimate of {len(rows)}: {reason[:110]} ({rows[0]})"
+
+
+def _group_lines(heading: str, groups: dict[tuple[str, ...], list[Score]]) -> Iterator[str]:
+    """The lines of groups of layouts: of each set, and of each number of devices in it."""
+    if not groups:
+        return
+    yield ""
+    yield f"{heading:46}{'groups':>6} {'regret':>8} {'of 3':>8} {'naive':>8} {'random':>8}"
+    sizes = defaultdict(list)
+    for group in groups.values():
+        sizes[group[0].row.set, 0].append(group)
+        sizes[group[0].row.set, int(group[0].row["devices"])].append(group)
+    for (name, devices), alike in sorted(sizes.items()):
+        yield f"{f'  {devices} devices' if devices else name:46}{len(alike):6d} " + " ".join(
+            f"{mean(value(group) for group in alike):8.2%}"
+            for value in (
+                regret,
+                lambda group: regret(group, 3),
+                lambda group: regret(group, order=lambda one: one.naive_seconds),
+                lambda group: mean(one.row.seconds for one in group) / min(one.row.seconds for one in group) - 1,
+            )
+        )
 
 
 def main(names: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
-from llmcalc.timing.stack import with_overlap
+from llmcalc.timing.stack import with_attention, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.work import rank_work
 
@@ -287,8 +287,10 @@ def device_of_row(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepTimer:
-    stack = with_overlap(_stack(software), overlap or None)
+def _prices(
+    model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: Factors
+) -> StepTimer:
+    stack = with_attention(with_overlap(_stack(software), overlap or None), attention or None)
     return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
 
 
@@ -316,6 +318,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         etp=row.whole("etp") if row["etp"] else None,
         vpp=row.whole("vpp"),
         sequence_parallel=row["sequence_parallel"] == "1",
+        cp_comm=row["cp_comm"] or "p2p",  # type: ignore[arg-type]
         zero=zero,  # type: ignore[arg-type]
         hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         pp_layout=_stage_sizes(row["stages"]),
@@ -323,7 +326,8 @@ def _step_seconds(row: Row, factors: Factors) -> float:
     )
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], row["overlap"], factors)
+    device = row["hardware"], row["nic_gb_s"]
+    prices = _prices(row["model"], device, row["stack"], row["overlap"], row["attention"], factors)
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
         layout,

@@ -1,9 +1,8 @@
 """How many measured rows the ranges of estimates hold, and which ranges would: `python -m tests.timing.ranges`.
 
 The ends of a class of `presets/timing/classes.toml` are quantiles of measured over estimated seconds in which every
-source weighs the same, moved away from the median because few sources are known (`widening`). Whether such a rule
-holds for a source that nobody has seen is found by leaving out each one: the ends come from the others, and the rows of
-the one left out are counted.
+source weighs the same, moved away from the median because a further source differs from those that are known. How far
+is found by leaving out each source: the ends come from the others, and hold 80 % of the rows of the one left out.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import NormalDist, mean
+from statistics import mean
 from typing import NamedTuple
 
 from llmcalc.timing.spread import TestedClass
@@ -29,8 +27,8 @@ SHORT_PROMPT = 0.1
 FEW = 5
 """Rows of a source up to which the share of them within a range says nothing."""
 
-STUDENT = {2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415, 8: 1.397, 9: 1.383, 10: 1.372, 11: 1.363}
-"""Degrees of freedom → the 90 % quantile of Student's t, from its published tables."""
+STEP = 0.05
+"""Step in which wider ranges are tried, from 1 to 3 times as wide on a logarithmic scale."""
 
 
 class Ratios(NamedTuple):
@@ -93,25 +91,30 @@ def quantile(sources: Iterable[Sequence[float]], share: float) -> float:
     return weighted[-1][0]
 
 
-def widening(sources: int) -> float:
-    """How much further from the median, on a logarithmic scale, a range of a next source ends than quantiles of others.
-
-    As in a prediction interval of normal values, of which the mean and the spread come from a sample; 1 for two sources
-    or one, which show no spread.
-    """
-    if sources - 1 not in STUDENT:
-        return 1.0
-    return STUDENT[sources - 1] * sqrt(1 + 1 / sources) / NormalDist().inv_cdf(TAILS[1])
-
-
-def ends(sources: Iterable[Sequence[Ratios]]) -> tuple[float, float]:
-    """The range in which 80 % of the rows of a further source are expected."""
+def ends(sources: Iterable[Sequence[Ratios]], widening: float) -> tuple[float, float]:
+    """The quantiles of measured over estimated seconds, `widening` times as far from the median in logarithms."""
     known, range_ends = list(sources), []
     for end, tail in enumerate(TAILS):
         ratios = [[row[end] for row in rows] for rows in known]
         middle = quantile(ratios, 0.5)
-        range_ends.append(middle * (quantile(ratios, tail) / middle) ** widening(len(known)))
+        range_ends.append(middle * (quantile(ratios, tail) / middle) ** widening)
     return range_ends[0], range_ends[1]
+
+
+def left_out(sources: Mapping[str, Sequence[Ratios]], widening: float) -> float:
+    """The share of a source's rows within the ends from all other sources, the mean of the sources."""
+    return mean(
+        share_within(rows, *ends([others for other, others in sources.items() if other != name], widening))
+        for name, rows in sources.items()
+    )
+
+
+def least_widening(sources: Mapping[str, Sequence[Ratios]]) -> float:
+    """The least widening of which ranges hold 80 % of the rows of sources that are left out; 1 for a single source."""
+    widenings = (1 + STEP * step for step in range(41))
+    if len(sources) == 1:
+        return 1.0
+    return next(widening for widening in widenings if left_out(sources, widening) >= TAILS[1] - TAILS[0])
 
 
 def share_within(rows: Sequence[Ratios], low: float, high: float) -> float:
@@ -122,11 +125,7 @@ def share_within(rows: Sequence[Ratios], low: float, high: float) -> float:
 def calibration(tested: TestedClass, sources: Mapping[str, Sequence[Ratios]]) -> Calibration:
     """The calibration of a class. sources: name → ratios of its rows."""
     counted = {name: rows for name, rows in sources.items() if len(rows) > FEW} or sources
-    left_out = [
-        share_within(rows, *ends(others for other, others in counted.items() if other != name))
-        for name, rows in counted.items()
-        if len(counted) > 1
-    ]
+    widening = least_widening(counted)
     unseen = [rows for name, rows in counted.items() if name not in measured_rows.KNOWN_SETS]
     errors = [[row.error for row in rows] for rows in unseen]
     return Calibration(
@@ -136,8 +135,8 @@ def calibration(tested: TestedClass, sources: Mapping[str, Sequence[Ratios]]) ->
         mean(share_within(rows, tested.low, tested.high) for rows in counted.values()),
         quantile(errors, 0.5),
         quantile(errors, 0.9),
-        ends(counted.values()),
-        mean(left_out) if left_out else None,
+        ends(counted.values(), widening),
+        left_out(counted, widening) if len(counted) > 1 else None,
     )
 
 

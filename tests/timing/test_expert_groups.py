@@ -18,21 +18,25 @@ from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.model_from_flags import model_of
 from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.presets import load_preset
 from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
-from llmcalc.timing.kernels import RankPass
+from llmcalc.timing.inference import rank_pass
+from llmcalc.timing.kernels import LayerMessage, RankPass
 from llmcalc.timing.price import Formats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.records import stacks
-from llmcalc.timing.work import rank_work
+from llmcalc.timing.spread import MEASURED_EXPERT_RANKS, untested_ranks
+from llmcalc.timing.work import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
 from tests.builders import spec_of
 from tests.families.deepseek.dsa import SMALL
 from tests.families.remote_code.experts import LING2
 from tests.frameworks.megatron.test_megatron_arguments import EXPERTS, settings
+from tests.timing.measured_rows import read_sets
 
 OF_DEEPSEEK = ExpertGroups(8, 4)
 V3: dict[str, Any] = {
@@ -77,13 +81,52 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
 def exchange_seconds(ranks: int, groups: ExpertGroups) -> float:
     estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()["megatron"], Formats(), RankPass(1, 1))
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
-    return float(estimator._message_seconds(message, 8, groups))
+    return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
 
 
 def test_exchanges_between_domains_take_less_time_with_groups_and_those_in_one_domain_the_same() -> None:
     assert exchange_seconds(8, OF_DEEPSEEK) == exchange_seconds(8, ExpertGroups())
     ratio = exchange_seconds(64, OF_DEEPSEEK) / exchange_seconds(64, ExpertGroups())
     assert ratio == pytest.approx(3.5996 / 5.2511, rel=0.01)
+
+
+DEEPEP = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369)}
+"""Ranks of experts -> microseconds of a dispatch and of a combine on H800 with 50 GB/s of network a device.
+
+128 tokens of 7,168 in 8 experts each, to the experts in 8 bits and back in 16 (github.com/deepseek-ai/DeepEP,
+docs/legacy.md, low-latency kernels).
+"""
+
+
+@pytest.mark.parametrize("ranks", DEEPEP)
+def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> None:
+    decoding = RankPass(128, 1, phase="decode", ep=ranks)
+    estimator = TimeEstimator(device_of(load_hardware("h800")), stacks()["sglang"], Formats("fp8"), decoding)
+    message = Collective("mlp", "all_to_all", "ep", ranks, False, 128 * 8 * 7168 * 2, 1)
+    for is_dispatch, microseconds in zip((True, False), DEEPEP[ranks], strict=True):
+        seconds = estimator._message_seconds(LayerMessage(0, message, 8, OF_DEEPSEEK, is_dispatch))
+        assert 0.95 < 1e6 * float(seconds) / microseconds < 1.45
+
+
+@pytest.mark.parametrize(
+    ("stack", "replicas"), [("sglang", 1), ("vllm", 1), ("sglang", 8), ("sglang", 16), ("vllm", 16)]
+)
+def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows(stack: str, replicas: int) -> None:
+    """Up to 8 replicas gather tokens; of 16, a rank gets as many rows as it sends: 16 tokens to 8 experts each."""
+    layout = Layout(dp=replicas, ep=replicas, etp=1)
+    work = rank_work(load_preset("qwen3-30b-a3b").model, rank_pass(stacks()[stack], layout, 16, 1, 64, "decode"))
+    kinds = {message.collective.kind for message in work.messages if message.collective.group == "ep"}
+    expected_kinds = {1: set(), 8: {"all_gather", "reduce_scatter"}, 16: {"all_to_all"}}
+    assert kinds == expected_kinds[replicas]
+    rows = 16 * 8 * (8 if replicas == 8 else 1)
+    moved = {kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "permutation"}
+    assert moved == {ROW_COPIES * rows * 2048}
+    assert untested_ranks(stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
+
+
+def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
+    measured = [int(row["ep"]) for rows in read_sets().values() for row in rows if not row.trains and row.stack.server]
+    assert max(measured) == MEASURED_EXPERT_RANKS
 
 
 def test_messages_of_a_model_have_its_router_s_groups() -> None:

@@ -24,11 +24,11 @@ def scored() -> tuple[list[Score], dict[str, list[str]]]:
 
 
 CLASSES: dict[str, Limits] = {
-    measured_rows.DENSE: (0.08, 0.24, 0.78),
+    measured_rows.DENSE: (0.08, 0.20, 0.78),
     measured_rows.NEW: (0.10, 0.30, 0.75),
-    measured_rows.MOE: (0.20, 0.48, 0.78),
+    measured_rows.MOE: (0.18, 0.45, 0.75),
     measured_rows.DEBUGGED: (0.70, 0.98, 0.25),
-    measured_rows.SERVERS: (0.14, 0.49, 0.75),
+    measured_rows.SERVERS: (0.14, 0.45, 0.75),
     measured_rows.FULL: (0.14, 0.38, 0.85),
     measured_rows.RATE: (0.51, 0.63, 0.60),
     measured_rows.LOADED: (0.55, 0.90, 0.78),
@@ -84,7 +84,7 @@ class TestErrors:
         "train_bloom_a100": 0.07,
         "train_llm_foundry": 0.08,
         "train_megatron_bridge": 0.06,
-        "train_megatron_moe": 0.22,
+        "train_megatron_moe": 0.20,
         "train_nemo": 0.13,
         "train_automodel": 0.15,
         "finetune_mlperf_lora": 0.08,
@@ -113,6 +113,10 @@ class TestErrors:
         "serve_lmdeploy": 0.10,
         "serve_azure_guide": 0.20,
         "serve_vllm_a100_bursts": 0.05,
+        "train_mlperf_llama31": 0.10,
+        "train_simumax_b200": 0.11,
+        "train_kempnerforge": 0.15,
+        "train_xtuner_qwen3": 0.32,
     }
 
     @pytest.mark.parametrize(("name", "worst_median"), SETS.items())
@@ -124,7 +128,7 @@ class TestErrors:
     ) -> None:
         """`python -m tests.timing.ranges` prints them, and what classes.toml should say."""
         calibrations = ranges.calibrations(scored[0])
-        assert len(calibrations) == 10
+        assert len(calibrations) == 11
         for calibration in calibrations:
             tested = calibration.tested
             assert (tested.low, tested.high) == pytest.approx(calibration.best, rel=0.1), tested.words
@@ -132,7 +136,7 @@ class TestErrors:
             errors = tested.median_error, tested.p90_error
             assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
             assert calibration.left_out is not None, tested.words
-            assert 0.65 < calibration.left_out < 0.93, tested.words
+            assert 0.80 <= calibration.left_out < 0.87, tested.words
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         kinds = measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE
@@ -163,7 +167,7 @@ class TestErrors:
     def test_rows_without_an_estimate(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         scores, without = scored
         refused = [rows for reason, rows in without.items() if reason.startswith("refused")]
-        assert len(scores) >= 3700
+        assert len(scores) >= 4200
         assert sum(map(len, refused)) <= 12
 
 
@@ -172,10 +176,11 @@ class TestLayouts:
     @pytest.mark.parametrize(
         ("name", "devices", "worst", "worst_of_three"),
         [
-            ("train_bloom_a100", (320, 384), 0.04, 0.01),
-            ("train_v100_layouts", (8, 64), 0.06, 0.06),
-            ("train_simumax_b200", (8,), 0.02, 0.01),
-            ("train_nanotron_layouts", (32, 64, 128), 0.10, 0.08),
+            ("train_bloom_a100", (320, 384), 0.02, 0.003),
+            ("train_v100_layouts", (8, 64), 0.02, 0.01),  # whole seconds of about 28
+            ("train_simumax_b200", (8,), 0.02, 0.003),
+            ("train_xtuner_qwen3", (256,), 0.06, 0.003),
+            ("train_nanotron_layouts", (32, 64, 128), 0.10, 0.08),  # under torch's checks of messages
         ],
     )
     def test_chosen_layout(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -234,7 +235,23 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
     assert product_compute("vllm", 1) == pytest.approx(product_compute("vllm", 64), rel=1e-12)
     assert product_compute("vllm", 128) == pytest.approx(2 * product_compute("vllm", 1), rel=1e-12)
     assert product_compute("llamacpp", 64) == pytest.approx(64 * product_compute("llamacpp", 1), rel=1e-12)
-    assert product_compute("vllm", 64, "quantized") == pytest.approx(64 * product_compute("vllm", 1, "quantized"))
+    # kernels that decode weights (Marlin) have tiles of 16 rows, and llama.cpp's of matrix by vector none
+    assert product_compute("vllm", 16, "quantized") == pytest.approx(product_compute("vllm", 1, "quantized"))
+    assert product_compute("vllm", 64, "quantized") == pytest.approx(4 * product_compute("vllm", 1, "quantized"))
+    assert product_compute("llamacpp", 64, "quantized") == pytest.approx(
+        64 * product_compute("llamacpp", 1, "quantized")
+    )
+
+
+def test_a_dynamic_cache_is_copied_for_each_token() -> None:
+    """torch.cat reads the cache and writes it beside the read of attention; a static cache grows in place."""
+
+    def attention(stack: str) -> float:
+        work = rank_work(llama(), RankPass(1, 1, 8192, "decode"))
+        lines = time_pass(work, h100(), find_stack(stack), Formats()).operations
+        return float(sum(line.memory for line in lines if line.kind == "attention"))
+
+    assert attention("transformers") == pytest.approx(3 * attention("transformers-graphs"))
 
 
 def test_products_without_rows_compute_no_tile() -> None:
@@ -261,7 +278,7 @@ def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
     assert eager.tested is not None
     assert captured.tested is not None
     assert (eager.tested.eager, captured.tested.eager) == (True, False)
-    assert eager.high / eager.low > 1.5 * captured.high / captured.low
+    assert eager.high / eager.low > 1.3 * captured.high / captured.low
 
 
 def test_experts_that_no_token_selects_are_not_read() -> None:
@@ -329,6 +346,21 @@ def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
 
     assert data(1, 1) == pytest.approx(data(1, 16), rel=1e-12)
     assert data(2, 16) > 4 * data(2, 1) > 0
+
+
+def test_ranks_of_a_context_are_neighbours_in_the_group_of_gradients() -> None:
+    """Gradients of dp · cp ranks leave a domain once, and those of an expert once for each of its replicas."""
+    slow, fast = (replace(h100(), nic=rate) for rate in (1e9, 1e11))
+
+    def data(device: Device, spec: ModelSpec | None = None, **sizes: int) -> float:
+        return float(
+            training_step(spec or llama(), device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).parts["data"]
+        )
+
+    assert data(slow, dp=4, cp=2) == data(fast, dp=4, cp=2) > 0
+    assert data(slow, dp=8, cp=2) == pytest.approx(data(slow, dp=16), rel=0.02)
+    mixtral = load_preset("mixtral-8x7b").model
+    assert data(slow, mixtral, dp=16, ep=8) > 0.5 * data(slow, mixtral, dp=16, ep=1)
 
 
 def test_rings_through_nodes_take_steps_of_every_message() -> None:
@@ -411,6 +443,24 @@ def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
     assert "layers.mlp.up_proj" not in paths  # the input of gate_proj, which is cast once
 
 
+def test_heads_that_flash_attention_refuses_run_in_an_older_kernel() -> None:
+    """Equal products of 16 heads of 512 and of 32 heads of 256 elements, as Gemma 4's layers of both kinds have."""
+    config = {
+        **{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 1, "intermediate_size": 1024},
+        **{"vocab_size": 1024, "max_position_embeddings": 8192},
+    }
+
+    def attention(heads: int, width: int, stack: Any, phase: Any = "training") -> float:
+        sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width}
+        work = rank_work(llmcalc.load(config | sizes).model, RankPass(seq=8192, phase=phase))
+        lines = time_pass(work, h100(), stack, Formats()).operations
+        return float(sum(line.compute for line in lines if line.kind == "attention"))
+
+    fused, older = attention(32, 256, MEGATRON), attention(16, 512, MEGATRON)
+    assert older == pytest.approx(fused / h100().generation.older_attention["triton"])
+    assert attention(16, 512, VLLM, "prefill") == attention(32, 256, VLLM, "prefill")
+
+
 def test_a_shallow_product_is_slower_than_a_deep_one() -> None:
     device = h100()
     assert device.depth_factor("bf16", 4096) == device.depth_factor("bf16", 16_384) == 1
@@ -454,9 +504,10 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
     assert any(memory(MEGATRON, "elementwise", ""))
     assert not any(memory(graphs, "elementwise", ""))
     # the input of the last product and the gradients of the first ones come from the activation
+    whole = MEGATRON.model_copy(update={"separate_experts": False})
     for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
         path = f".{name}"
-        assert len(memory(MEGATRON, "experts", path)) - len(memory(graphs, "experts", path)) == casts
+        assert len(memory(whole, "experts", path)) - len(memory(graphs, "experts", path)) == casts
 
 
 def test_biases_of_experts_are_added_step_by_step() -> None:
@@ -470,6 +521,26 @@ def test_biases_of_experts_are_added_step_by_step() -> None:
     elements = 2 * 4 * 4096 * 2880  # of two kinds of layers, with four experts a token
     assert moved.pop(("gpt-oss-20b", "megatron")) == pytest.approx(h100().memory_seconds((28 + 36) * elements))
     assert not any(moved.values())
+
+
+def test_each_expert_waits_for_its_own_weights() -> None:
+    """Transformer Engine multiplies expert by expert: weights, and gradients in buffers of float32, are not hidden."""
+    mixtral = load_preset("mixtral-8x7b").model
+    device, experts = h100(), 3 * 4096 * 14_336 * 8
+
+    def seconds(stack: Any) -> dict[bool, float]:
+        lines = time_pass(rank_work(mixtral, RankPass(seq=4096, phase="training")), device, stack, Formats()).operations
+        return {
+            backward: sum(float(line.seconds) for line in lines if line.kind == "experts" and line.backward is backward)
+            for backward in (False, True)
+        }
+
+    separate, fused = seconds(MEGATRON), seconds(MEGATRON.model_copy(update={"separate_experts": False}))
+    rate = device.bandwidth * device.generation.memory
+    assert separate[False] - fused[False] == pytest.approx(2 * experts / rate, rel=1e-6)
+    assert separate[True] - fused[True] == pytest.approx((2 + 8) * experts / rate, rel=1e-6)
+    in_16_bits = MEGATRON.model_copy(update={"gradient_bytes": 2.0})
+    assert separate[True] - seconds(in_16_bits)[True] == pytest.approx(4 * experts / rate, rel=1e-6)
 
 
 def test_recomputed_modules_take_their_forward_seconds_again() -> None:
@@ -522,3 +593,22 @@ class TestHostAndProductsOfServers:
     def test_calibration_scales_them(self) -> None:
         scaled = Factors(wait=2.0).stack(VLLM)
         assert scaled.expert_wait == {name: 2 * wait for name, wait in VLLM.expert_wait.items()}
+
+
+def test_rows_are_of_one_list() -> None:
+    """A screen shows what bounds a run beside its parts; rows for programs are of one of the two lists."""
+    time = llmcalc.time("gpt2", hardware="h100")
+    parts, bounds = time.records(), time.records("bounds")
+    assert [list(row) for row in (parts[0], bounds[0])] == [
+        ["target", "part", "seconds", "share"],
+        ["target", "bound", "bound_share"],
+    ]
+    assert sum(row["share"] for row in parts) == pytest.approx(1)
+    assert sum(row["bound_share"] for row in bounds) == pytest.approx(1)
+    assert [column.key for column in time.report().tables[0].columns] == [
+        "part",
+        "seconds",
+        "share",
+        "bound",
+        "bound_share",
+    ]

@@ -129,5 +129,5 @@ def test_copies_of_a_token_to_the_domains_of_its_experts() -> None:
 @pytest.mark.parametrize(("name", "top_k"), [("mixtral-8x7b", 2), ("deepseek-v3", 8), ("llama4-scout", 1)])
 def test_exchanges_of_experts_have_the_model_s_number_of_copies(name: str, top_k: int) -> None:
     work = rank_work(spec(name), RankPass(1, 256, ep=2, etp=1))
-    copies = {copies for _, message, copies, _ in work.messages if message.group == "ep"}
+    copies = {message.copies for message in work.messages if message.collective.group == "ep"}
     assert copies == {top_k}

@@ -137,7 +137,8 @@ class SharedBlock(Part):
         if other_adapters is not None:
             adapter_count, role = other_adapters
             indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
+            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields) as others:
+                others.per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
         return y
 

@@ -55,6 +55,17 @@ class StageWithoutCache(InputError):
     """Raised for a pipeline stage whose layers cache no keys and values."""
 
 
+class ReserveWithoutRest(InputError):
+    """Raised for a layout in which the default reserve of an engine is all of the device's memory.
+
+    option_name: the engine's option in place of the default.
+    """
+
+    def __init__(self, option_name: str, message: str) -> None:
+        super().__init__(message)
+        self.option_name: str = option_name
+
+
 class TokenCache(NamedTuple):
     """The KV caches of layers with one attention type, whose bytes grow with the tokens.
 

@@ -111,6 +111,18 @@ def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
     ]
 
 
+class AddedClasses(Record):
+    """Classes of models that an engine does not have up to a version.
+
+    absent: the newest version whose list of models was read and does not have them.
+    present: a later version whose list has them; empty if `absent` is the newest that was read.
+    """
+
+    absent: str
+    present: str = ""
+    classes: tuple[str, ...] = Field(min_length=1)
+
+
 class EngineRecord(Record, Generic[RuleType]):
     """The contents of `presets/engines/NAME.toml` that all engines share."""
 
@@ -119,6 +131,7 @@ class EngineRecord(Record, Generic[RuleType]):
     newest: str
     versions: tuple[RuleType, ...] = Field(min_length=1)
     messages: dict[str, str]
+    added_classes: tuple[AddedClasses, ...] = ()
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
@@ -130,6 +143,25 @@ class EngineRecord(Record, Generic[RuleType]):
     def rules(self, version: Numbers) -> RuleType:
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version)[-1]
+
+    def missing_class_note(self, class_names: tuple[str, ...], version: EngineVersion) -> str:
+        """Returns a note if a version has no class for a model; empty if it has one, or if that is not known.
+
+        class_names: the classes in `architectures` of the model's config.
+        """
+        for added_classes in self.added_classes:
+            missing_names = [name for name in class_names if name in added_classes.classes]
+            if missing_names and numbers_of(version.version) <= numbers_of(added_classes.absent):
+                later_version = (
+                    f"; expected --engine {self.name}=={added_classes.present} or later"
+                    if added_classes.present
+                    else ""
+                )
+                return (
+                    f"{self.title} {version.version} has no class for {missing_names[0]}: it starts only if "
+                    f"transformers' own class runs in it{later_version}"
+                )
+        return ""
 
     def version_of(self, version_text: str) -> EngineVersion:
         """Returns the typed version, or the newest, and the range of versions with the same rules.

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, Term
-from ..engines.rank import EngineRank, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveWithoutRest, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
@@ -292,7 +292,11 @@ class Server(EngineServer):
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
-            raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
+            raise ReserveWithoutRest(
+                "--mem-fraction-static",
+                f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
+                f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",
+            )
         return round((memory_gib - reserved_gib) / memory_gib, 3) * self.encoder_factor * self.aiter_share
 
     @property
@@ -557,8 +561,12 @@ def memory(server: Server) -> EngineMemory:
 
 
 def _server_notes(server: Server) -> list[str]:
-    """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*filter(None, [server.long_request_note]), *host_expert_notes(server.rank_of_stage(0), server.flags)]
+    """Returns notes on a missing class, on draft models, and on data-parallel attention with a KV cache per replica."""
+    class_note = server.engine_record.missing_class_note(architectures(server.preset), server.version)
+    notes = [
+        *filter(None, [class_note, server.long_request_note]),
+        *host_expert_notes(server.rank_of_stage(0), server.flags),
+    ]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"

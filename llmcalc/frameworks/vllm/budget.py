@@ -737,7 +737,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
 
 
 def _server_notes(server: Server) -> list[str]:
-    notes = [*filter(None, [_removed_class_note(server), server.long_request_note])]
+    notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
     if server.assumes_torch_sampler:
         notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
@@ -758,18 +758,17 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
-def _removed_class_note(server: Server) -> str:
-    """Returns a note if the version has no class for the model any more; otherwise an empty text."""
-    class_names = architectures(server.preset)
-    last_version = server.engine_record.last_version_of(class_names, server.version_numbers)
-    return (
-        ""
-        if last_version is None
-        else (
+def _class_notes(server: Server) -> list[str]:
+    """Returns notes if the version has no class for the model yet, or none any more."""
+    engine_record, class_names = server.engine_record, architectures(server.preset)
+    notes = [engine_record.missing_class_note(class_names, server.version)]
+    last_version = engine_record.last_version_of(class_names, server.version_numbers)
+    if last_version is not None:
+        notes.append(
             f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
             f"transformers' own class runs in it; expected --engine vllm=={last_version}"
         )
-    )
+    return notes
 
 
 def _compilation_notes(server: Server) -> list[str]:

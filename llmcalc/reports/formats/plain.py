@@ -42,7 +42,7 @@ def write_csv(report: Report, stream: IO[str]) -> None:
     import csv as library
 
     csv_writer = library.writer(stream, lineterminator="\n")
-    tables = [table.without_bars() for table in printable_report(report).tables]
+    tables = [table.without_bars() for table in printable_report(report).with_lists().tables]
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
     csv_writer.writerow(
@@ -162,7 +162,7 @@ def _csv_value(value: Any) -> Any:
 
 def write_markdown(report: Report, stream: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
-    for i, table in enumerate(printable_report(report).tables):
+    for i, table in enumerate(printable_report(report).with_lists().tables):
         if i:
             stream.write("\n")
         _markdown_table(table.without_bars(), stream)

@@ -44,6 +44,7 @@ MOST: dict[str, int] = {
     **dict.fromkeys(
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS
     ),
+    "merger_times": 16,  # each leaves a quarter of an image's patches or fewer
 }
 """Field, under its usual name → its largest value, because adapters list layers one by one. `LARGEST` for other fields.
 """

@@ -4,12 +4,13 @@ backward.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+import llmcalc
 from llmcalc import ops
 from llmcalc.components.layers.zamba import ZambaLayer
 from llmcalc.components.mixers.mamba2 import Mamba2
@@ -54,6 +55,15 @@ def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
     with torch.no_grad():
         pieces = [net(ids[:, :5], store=store)] + [net(ids[:, i : i + 1], store=store, past=i) for i in range(5, 9)]
         torch.testing.assert_close(torch.cat(pieces, 1), net(ids), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "training"])
+def test_adapters_of_a_shared_block_are_held_once(phase: Literal["prefill", "training"]) -> None:
+    """Zamba2ForCausalLM holds each layer's adapters once, in the first block of the layers that share one."""
+    model = llmcalc.load("zamba2-1.2b")
+    use = llmcalc.memory(model, phase=phase, seq=32)
+    held_bytes = {kinds["weights"] for kinds in use.document["memory"]["by_phase"].values()}
+    assert held_bytes == {2 * llmcalc.params(model).total}
 
 
 def test_a_block_that_layers_share_holds_no_idle_adapters() -> None:

@@ -700,3 +700,19 @@ def test_a_class_that_was_removed_is_named(version: str, is_noted: bool) -> None
     """Bamba's class is in vLLM up to 0.23.0 (model_executor/models/registry.py, `_PREVIOUSLY_SUPPORTED_MODELS`)."""
     notes = llmcalc.memory("bamba-9b", engine=f"vllm=={version}", hardware="h100").result.notes
     assert any("was the last version with a class for BambaForCausalLM" in note for note in notes) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "note"),
+    [
+        ("gemma3-12b", "vllm==0.6", "expected --engine vllm==0.8.0 or later"),
+        ("gemma3-12b", "vllm==0.8.0", ""),
+        ("gpt-oss-20b", "vllm==0.8", "expected --engine vllm==0.10.1 or later"),
+        ("recurrentgemma-2b", "vllm", "vLLM 0.33.0 has no class for RecurrentGemmaForCausalLM: it starts only if"),
+        ("recurrentgemma-2b", "sglang", "SGLang 0.5.23 has no class for RecurrentGemmaForCausalLM: it starts only if"),
+    ],
+)
+def test_a_class_that_a_version_does_not_have_is_named(model: str, engine: str, note: str) -> None:
+    """The lists of models in releases of vLLM: model_executor/models/registry.py of 0.7.3, 0.8.0, 0.10.0, 0.10.1."""
+    notes = llmcalc.memory(model, engine=engine, hardware="h200").result.notes
+    assert [note in text for text in notes if "has no class for" in text] == ([True] if note else [])
