@@ -59,10 +59,6 @@ def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(width))}
 
 
-MOST_MERGERS = 16
-"""The most networks over squares of four patches, of which so many would read more patches than any image has."""
-
-
 def _read_minicpm(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
 
@@ -86,8 +82,6 @@ def _read_minicpm(wrapper: Config, config: Config, width: int) -> Table:
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
     mergers: Table = {}
     count = wrapper.size("merger_times")
-    if count > MOST_MERGERS:
-        raise wrapper.error("merger_times", count, f"at most {MOST_MERGERS}, each of which merges four patches")
     for i in range(count):
         linear_layers = two_linear_layers(width if i == count - 1 else h, inner_width=4 * h)
         merging: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
