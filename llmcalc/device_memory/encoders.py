@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..components.towers import towers_before
 from ..costs.encoders import EncodedInputs
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -17,7 +18,8 @@ from ..simulator.choices import Choices
 from ..simulator.meter import Meter, NoMeter, Place
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import DTYPES
-from ..workload.derived_rows import PATCHES, RowsWithExtra
+from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
+from ..workload.run_config import RunConfig
 
 
 class EncoderPeak(NamedTuple):
@@ -57,8 +59,24 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             received_input = metered_lowering.enter(program)
             del received_input
             metered_lowering.run(program)
-            peaks.append(EncoderPeak(node.name, memory_meter.peak))
+            held_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)
+            peaks.append(EncoderPeak(node.name, memory_meter.peak + held_bytes))
     return peaks
+
+
+def _bytes_of_lower_outputs(spec: ModelSpec, name: str, run_config: RunConfig, dtype: str) -> int:
+    """Returns the bytes of what projectors make of lower layers' outputs, which the pass holds in its last layer.
+
+    name: the encoder's name.
+    """
+    encoder: Any = spec.towers[name]
+    elements = 0
+    for _, tower, readable_towers in towers_before(spec.towers):
+        if tower.type != "projector" or tower.lower_layer is None or name not in readable_towers:
+            continue
+        if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
+            elements += run_config.rows(Merged(side=tower.merge, frames=tower.frames)) * tower.output_width
+    return elements * DTYPES[dtype].bytes
 
 
 def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:

@@ -185,6 +185,16 @@ def test_the_peak_of_an_encoder_is_that_of_its_class(
         ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", {}, 64 * 8 + 144),
         # the same, and four neighbours in the table of positions with their weights
         ("qwen3_5", "Qwen3_5VisionModel", {"num_position_embeddings": 64}, 64 * (8 + 4 * 8 + 4 * 4) + 8),
+        # the same: what the mergers of lower layers give is replayed
+        *(
+            (
+                "qwen3_vl",
+                "Qwen3VLVisionModel",
+                {"num_position_embeddings": 64, "deepstack_visual_indexes": layers},
+                3592,
+            )
+            for layers in ([0, 1], [1, 2], [])
+        ),
     ],
 )
 def test_the_first_input_of_an_encoder_stays_where_its_class_holds_it(

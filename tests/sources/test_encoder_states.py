@@ -20,7 +20,8 @@ from tests.families import shapes_of
 
 UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
-        *("Keye", "isaac", "llavaonevision1_5", "locateanything"),  # their own code
+        *("isaac", "llavaonevision1_5", "locateanything"),  # their own code
+        "Keye",  # Qwen2-VL's rule, but the limits of pixels of its published processor are in no file that was read
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         *("openvla", "deepseek_vl_hybrid"),  # two encoders read an image
         "idefics2",  # its published processor may cut an image into four, which its class's default does not
@@ -33,6 +34,8 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     "audio": {
         "moss_transcribe_diarize",  # lengths in chunks of Whisper's encoder
         "vibevoice_asr",  # two encoders read a recording
+        "nemo_speechlm",  # recordings in chunks that see their neighbours, and a second encoder
+        "vibevoice",  # of its two encoders one reads recordings, the other one generated speech
     },
 }
 """Option → wrappers whose processor's rule is not stated, with the reason."""

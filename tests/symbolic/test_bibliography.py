@@ -21,14 +21,14 @@ def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
-    # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice), and Arctic, Kimi K3, DeepSeek-V4.1 and
-    # K2 Horizon, whose classes are code of their repositories
+    # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice, Nemotron 3.5 Transcribe), and Arctic,
+    # Kimi K3, DeepSeek-V4.1 and K2 Horizon, whose classes are code of their repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
         "Qin et al. 2024 (MobileNetV4)",
         "Touvron et al. 2021",
         "van den Oord et al. 2017",
-        *("Kirillov et al. 2023", "Saon et al. 2025", "Gao et al. 2020", "Peng et al. 2025"),
+        *("Kirillov et al. 2023", "Saon et al. 2025", "Gao et al. 2020", "Peng et al. 2025", "Park et al. 2024"),
         "Snowflake Arctic 2024",
         "DeepSeek-V4.1 2026",
         "K2 Horizon 2026",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .conformer import Conformer
     from .convnext import ConvNextEncoder
     from .ctc_conformer import CtcConformer
+    from .diarized import DiarizedEncoder
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
     from .patches import PatchEmbedder
@@ -40,6 +41,7 @@ TOWERS = PartChoice(
         "conformer": "towers.conformer:Conformer",
         "convnext": "towers.convnext:ConvNextEncoder",
         "ctc_conformer": "towers.ctc_conformer:CtcConformer",
+        "diarized": "towers.diarized:DiarizedEncoder",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
         "patches": "towers.patches:PatchEmbedder",
@@ -51,7 +53,7 @@ TOWERS = PartChoice(
 
 if TYPE_CHECKING:
     VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
-    AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | SanMEncoder
+    AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | DiarizedEncoder | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]

@@ -1,7 +1,7 @@
-"""An encoder of audio samples by strided convolutions and ConvNeXt blocks: VibeVoice's tokenizers of speech.
+"""An encoder of audio samples by strided convolutions and ConvNeXt blocks, and its decoder: VibeVoice's tokenizers.
 
 Liu 2022 (arXiv:2201.03545, §2); Peng 2025 (arXiv:2508.19205, §2.1). transformers: models/vibevoice_acoustic_tokenizer
-(`VibeVoiceAcousticTokenizerEncoderModel`).
+(`VibeVoiceAcousticTokenizerEncoderModel`, `VibeVoiceAcousticTokenizerDecoderModel`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,28 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, Merged
-from ..base import Kernel, ModelProperties, Width
+from ...workload.derived_rows import PATCHES, Merged, Multiple
+from ..base import Flag, Kernel, ModelProperties, Width
 from ..inputs import AudioInput
-from ..networks.feed_forward import Activation, activate
+from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import vector
 from .base import TowerPart
+from .diffusion_head import DiffusionHead
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+MOST_BLOCKS = 1000
+"""The most blocks of a stage."""
 
 
 class ConvNextEncoder(TowerPart):
     """Stages of ConvNeXt blocks over samples.
 
-    Each stage but the first begins with a strided convolution that doubles the channels.
+    Each stage but the first begins with a strided convolution that doubles the channels. A decoder has the same stages
+    in the reverse order, with transposed convolutions. It runs for generated speech alone: its parameters are counted,
+    no FLOPs.
 
     channels: the number of values per sample.
     num_filters: the number of channels of the first stage.
@@ -40,6 +46,9 @@ class ConvNextEncoder(TowerPart):
     hidden_act: the activation of that network, gelu by default.
     norm: the norm before each part of a block.
     output_size: the width of the output.
+    rescaled: whether one learned number is added to the output and one multiplies it, false by default.
+    decoder: whether there is a decoder to samples, false by default.
+    diffusion_head: the layers with which a text model generates outputs of the encoder, none by default.
     audio: how the processor cuts audio into samples; none by default, where that is not known.
     """
 
@@ -55,6 +64,9 @@ class ConvNextEncoder(TowerPart):
     hidden_act: Activation = "gelu"
     norm: Norm
     output_size: Width
+    rescaled: Flag = False
+    decoder: Flag = False
+    diffusion_head: DiffusionHead | None = None
     audio: AudioInput | None = None
 
     @model_validator(mode="after")
@@ -63,6 +75,8 @@ class ConvNextEncoder(TowerPart):
             raise ValueError(
                 f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
             )
+        if max(self.depths) > MOST_BLOCKS:
+            raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MOST_BLOCKS:,} in a stage")
         return self
 
     @property
@@ -78,17 +92,44 @@ class ConvNextEncoder(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        for stage, depth in enumerate(self.depths):
+        for stage in range(len(self.depths)):
             stride = self.downsampling_ratios[stage - 1] if stage else 1
             kernel_size = 2 * stride if stage else self.kernel_size
             channels = Axis("channels", self.channels_of(stage))
             with recorder.scope(f"stage_{stage}"):
                 rows = Merged(of=x.rows, frames=stride) if stage else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=rows)
-                for i in range(1, depth + 1):
-                    with recorder.scope(f"block_{i}", kind="layer"):
-                        x = self._record_block(recorder, x, stage)
-        return recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
+                x = self._record_blocks(recorder, x, stage)
+        x = recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
+        if self.rescaled:
+            x = recorder.add(x, recorder.vector("latent_bias", Axis("one", 1)))
+            x = recorder.mul(x, recorder.vector("latent_scale", Axis("one", 1)))
+        if self.decoder:
+            with recorder.scope("decoder", role="idle"):
+                self._decode(recorder, x)
+        if self.diffusion_head is not None:
+            with recorder.scope("diffusion_head", role="idle"):
+                self.diffusion_head.flow(recorder, x)
+        return x
+
+    def _decode(self, recorder: Flow, x: Value) -> None:
+        """Records the decoder. x: the encoder's output."""
+        for i, stage in enumerate(reversed(range(len(self.depths)))):
+            stride = self.downsampling_ratios[stage] if i else 1
+            kernel_size = 2 * stride if i else self.kernel_size
+            channels = Axis("channels", self.channels_of(stage))
+            with recorder.scope(f"stage_{i}"):
+                rows = Multiple("positions", of=x.rows, by=stride) if i else x.rows
+                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=rows)
+                x = self._record_blocks(recorder, x, stage)
+        recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
+
+    def _record_blocks(self, recorder: Flow, x: Value, stage: int) -> Value:
+        """Records the blocks of a stage."""
+        depth = self.depths[stage]
+        if not depth:
+            return x
+        return recorder.layers(x, lambda y: self._record_block(recorder, y, stage), depth, range(depth), kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
@@ -113,6 +154,22 @@ class ConvNextEncoder(TowerPart):
         fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
         return [
             cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
+            cls(
+                downsampling_ratios=(2, 3),
+                depths=(2, 0, 1),
+                output_size=10,
+                rescaled=True,
+                decoder=True,
+                diffusion_head=DiffusionHead(
+                    hidden_size=12,
+                    num_hidden_layers=2,
+                    frequency_size=6,
+                    hidden_act="silu",
+                    feed_forward=FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
+                    norm=Norm(type="rmsnorm"),
+                ),
+                **fields,
+            ),
             cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
         ]
 
@@ -157,34 +214,71 @@ def _reference_class() -> type[nn.Module]:
             x = (x + y * self.conv_out_scale.weight[:, None]).transpose(1, 2)
             return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
+    class TransposedConvolution(nn.ConvTranspose1d):
+        """A transposed convolution of earlier positions alone. input: [clips, channels, positions]."""
+
+        def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+            out: Tensor = super().forward(input, output_size)
+            return out[..., : input.shape[2] * self.stride[0]]
+
+    def add_stage(parent: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage: int) -> None:
+        module = nn.Module()
+        module.add_module("conv", convolution)
+        module.add_module("layers", nn.ModuleList(Block(spec, stage) for _ in range(spec.depths[stage])))
+        parent.add_module(f"stage_{i}", module)
+
+    def through_stages(parent: nn.Module, x: Tensor, count: int) -> Tensor:
+        for i in range(count):
+            stage = parent.get_submodule(f"stage_{i}")
+            for part in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
+                x = part(x)
+        return x
+
+    class Decoder(nn.Module):
+        """The decoder. x: [clips, output_size, positions] → [clips, channels, samples]."""
+
+        def __init__(self, spec: ConvNextEncoder) -> None:
+            super().__init__()
+            self.stage_count, width = len(spec.depths), spec.output_size
+            for i, stage in enumerate(reversed(range(self.stage_count))):
+                channels = spec.num_filters * 2**stage
+                convolution: nn.Module
+                if i:
+                    stride = spec.downsampling_ratios[stage]
+                    convolution = TransposedConvolution(width, channels, 2 * stride, stride)
+                else:
+                    convolution = CausalConvolution(width, channels, spec.kernel_size)
+                add_stage(self, i, convolution, spec, stage)
+                width = channels
+            self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.conv_out(through_stages(self, x, self.stage_count))
+            return out
+
     class ConvNextReference(nn.Module):
         """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
 
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
-            self.depths, width = spec.depths, spec.channels
-            for i, depth in enumerate(spec.depths):
-                stride, channels, stage = (
-                    spec.downsampling_ratios[i - 1] if i else 1,
-                    spec.num_filters * 2**i,
-                    nn.Module(),
-                )
-                stage.add_module(
-                    "conv", CausalConvolution(width, channels, 2 * stride if i else spec.kernel_size, stride)
-                )
-                for j in range(1, depth + 1):
-                    stage.add_module(f"block_{j}", Block(spec, i))
-                self.add_module(f"stage_{i}", stage)
+            self.stage_count, width = len(spec.depths), spec.channels
+            for i in range(self.stage_count):
+                stride, channels = spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i
+                kernel_size = 2 * stride if i else spec.kernel_size
+                add_stage(self, i, CausalConvolution(width, channels, kernel_size, stride), spec, i)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
+            if spec.rescaled:
+                self.latent_bias, self.latent_scale = vector(torch.zeros(1)), vector(torch.ones(1))
+            if spec.decoder:
+                self.decoder = Decoder(spec)
+            if spec.diffusion_head is not None:
+                self.diffusion_head = spec.diffusion_head.reference(ModelProperties(spec.output_size))
 
         def forward(self, samples: Tensor) -> Tensor:
-            x = samples.transpose(1, 2)
-            for i, depth in enumerate(self.depths):
-                stage = self.get_submodule(f"stage_{i}")
-                for name in ("conv", *(f"block_{j}" for j in range(1, depth + 1))):
-                    x = stage.get_submodule(name)(x)
-            out: Tensor = self.conv_out(x).transpose(1, 2)
-            return out
+            out: Tensor = self.conv_out(through_stages(self, samples.transpose(1, 2), self.stage_count))
+            if hasattr(self, "latent_scale"):
+                out = (out + self.latent_bias.weight) * self.latent_scale.weight
+            return out.transpose(1, 2)
 
     return ConvNextReference

@@ -20,7 +20,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
-from ..base import Flag, ModelProperties, Part, StackPosition, Vocab, Width
+from ..base import MOST_LAYERS, Flag, ModelProperties, Part, StackPosition, Vocab, Width
 from ..choice import PartChoice
 from ..inputs import AudioInput
 from ..layers.block import Block
@@ -154,6 +154,8 @@ class Projector(TowerPart):
         side (OpenVLA), 1 by default.
     encoder_layers: the number of layers of the encoder before it whose outputs for a patch it reads side by side
         (ViP-LLaVA), 1 by default.
+    lower_layer: the index of the encoder's layer whose output it reads while the encoder runs on (DeepStack); by
+        default it reads the encoder's output.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
         for both.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
@@ -178,6 +180,7 @@ class Projector(TowerPart):
     stack: Stack | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
     encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
+    lower_layer: int | None = Field(default=None, ge=0, le=MOST_LAYERS, strict=True)
     with_images: Flag | None = None
     raw: Flag = False
     audio: AudioInput | None = None

@@ -178,6 +178,27 @@ CONVNEXT: dict[str, Any] = {
     "hidden_size": 10, "kernel_size": 3, "num_filters": 4, "downsampling_ratios": [2, 3], "depths": [1, 2, 1],
     "ffn_expansion": 2, "model_type": "vibevoice_acoustic_tokenizer_encoder",
 }  # fmt: skip
+DIFFUSION_HEAD = {"num_hidden_layers": 2, "intermediate_size": 20, "frequency_embedding_size": 6}
+
+
+def transcribe_sections(num_speakers: int, upsampling_factor: int) -> dict[str, Any]:
+    """Returns the sections of Nemotron 3.5 Transcribe's encoders."""
+    layers = {"intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 6}
+    head = {"hidden_size": 12, "num_speakers": num_speakers, "audio_hidden_size": 16, "subsampling_factor": 4}
+    diarization = {
+        "audio_config": {**layers, "hidden_size": 16, "subsampling_factor": 4},
+        "head_config": head,
+        "streaming_config": {"num_speakers": num_speakers, "subsampling_factor": 4},
+    }
+    speech = {**layers, "hidden_size": 32, "subsampling_factor": 4}
+    timestamps = {**layers, "hidden_size": 32, "vocab_size": 40, "blank_token_id": 39, "num_hidden_layers": 1}
+    del timestamps["num_mel_bins"]
+    return {
+        "audio_config": {"asr_config": speech, "diarization_config": diarization},
+        "word_timestamp_config": {**timestamps, "upsampling_factor": upsampling_factor},
+    }
+
+
 WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
 AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -908,6 +929,38 @@ WRAPPERS: dict[str, Shapes] = {
             {
                 "acoustic_tokenizer_encoder_config": {**CONVNEXT, "hidden_act": "relu", "kernel_size": 5},
                 "semantic_tokenizer_encoder_config": {**CONVNEXT, "ffn_expansion": 3, "hidden_size": 12},
+            },
+        ],
+    ),
+    "nemo_speechlm": (
+        "Nemotron3_5TranscribeForConditionalGeneration",
+        {
+            "audio_tower + word_timestamp_encoder + word_timestamp_head": ("audio_tower",),
+            "multi_modal_projector": ("multi_modal_projector",),
+        },
+        [
+            transcribe_sections(num_speakers=8, upsampling_factor=2),
+            transcribe_sections(num_speakers=3, upsampling_factor=3),
+        ],
+    ),
+    "vibevoice": (
+        "VibeVoiceForConditionalGeneration",
+        {
+            "audio_tower + diffusion_head + latent_scaling_factor + latent_bias_factor": ("acoustic_audio_encoder",),
+            "multi_modal_projector": ("acoustic_audio_projector", "acoustic_audio_projection"),
+            "semantic_tokenizer_encoder": ("semantic_audio_encoder",),
+            "semantic_connector": ("semantic_audio_projector", "semantic_audio_projection"),
+        },
+        [
+            {
+                "audio_config": {**CONVNEXT, "model_type": "vibevoice_acoustic_tokenizer"},
+                "semantic_model_config": CONVNEXT,
+                "diffusion_head_config": DIFFUSION_HEAD,
+            },
+            {
+                "audio_config": {**CONVNEXT, "model_type": "vibevoice_acoustic_tokenizer", "depths": [2, 1, 3]},
+                "semantic_model_config": {**CONVNEXT, "hidden_size": 12},
+                "diffusion_head_config": {**DIFFUSION_HEAD, "num_hidden_layers": 1, "mlp_bias": True},
             },
         ],
     ),

@@ -108,15 +108,6 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "nemo_speechlm": UncountedModules(
-        "Nemotron3_5TranscribeForConditionalGeneration",
-        "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",
-    ),
-    "vibevoice": UncountedModules(
-        "VibeVoiceForConditionalGeneration",
-        "audio_tower + multi_modal_projector + semantic_tokenizer_encoder + semantic_connector + diffusion_head + "
-        "latent_scaling_factor + latent_bias_factor",
-    ),
     "voxtral_realtime": UncountedModules(
         "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
     ),

@@ -134,13 +134,22 @@ def read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
     indexes = config.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
         raise config.error("deepstack_visual_indexes", indexes, "a list of layers")
+    depth = config.size("depth")
     deepstack_merger = _patch_merger(
         config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
     return {
         **_read_qwen3_5(wrapper, config, width),
-        **{f"visual_deepstack_{i}": deepstack_merger for i in range(len(indexes))},
+        **{
+            f"visual_deepstack_{i}": deepstack_merger | ({"lower_layer": index} if _is_below(index, depth) else {})
+            for i, index in enumerate(indexes)
+        },
     }
+
+
+def _is_below(index: Any, depth: int) -> bool:
+    """Whether an index is that of a layer, which other values of the config may not be; their class ignores them."""
+    return type(index) is int and 0 <= index < depth
 
 
 def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:

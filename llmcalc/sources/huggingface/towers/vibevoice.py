@@ -1,12 +1,12 @@
-"""VibeVoice ASR: two encoders of samples, of how speech sounds and of what it says, whose projections are added.
+"""VibeVoice: two encoders of samples, of how speech sounds and of what it says; its speech output has a diffusion head.
 
-Peng 2025 (arXiv:2508.19205). transformers: models/vibevoice_asr, vibevoice_acoustic_tokenizer.
+Peng 2025 (arXiv:2508.19205). transformers: models/vibevoice, vibevoice_asr, vibevoice_acoustic_tokenizer.
 """
 
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, rmsnorm
+from ..parts import ACTIVATIONS, Table, biases, mlp, rmsnorm
 from .section import Reader, Section, projector
 
 
@@ -30,17 +30,41 @@ def _encoder(config: Config) -> Table:
 
 
 def _reader_of(name: str) -> Reader:
-    """Returns the reader of one of the encoders, with the linear layers and the norm between them."""
+    """Returns the reader of one of the encoders, with the linear layers after it."""
 
     def read(wrapper: Config, config: Config, width: int) -> Table:
-        linear_layer = (width, True, "identity")
-        return {
-            f"{name}_audio_encoder": _encoder(config),
-            f"{name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-            f"{name}_audio_projection": projector(width, linear_layer),
-        }
+        return {f"{name}_audio_encoder": _encoder(config), **_connector(name, config, width)}
 
     return read
+
+
+def _connector(name: str, config: Config, width: int) -> Table:
+    """Returns the two linear layers after one of the encoders, with a norm between them."""
+    linear_layer = (width, True, "identity")
+    return {
+        f"{name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
+        f"{name}_audio_projection": projector(width, linear_layer),
+    }
+
+
+def _read_acoustic(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads the encoder of how speech sounds, with its decoder and the head that generates its outputs."""
+    head = wrapper.section("diffusion_head_config", DIFFUSION_HEAD)
+    head.require("model_type", "vibevoice_diffusion")
+    activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
+    network = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
+    network |= biases(has_biases, "gate_bias")
+    diffusion_head = {
+        "hidden_size": width,
+        "num_hidden_layers": head.size("num_hidden_layers"),
+        "frequency_size": head.size("frequency_embedding_size"),
+        "hidden_act": activation,
+        "feed_forward": network,
+        "norm": rmsnorm(head.number("rms_norm_eps")),
+    }
+    head.finish(HEAD_FIELDS, config)
+    encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
+    return {"acoustic_audio_encoder": encoder, **_connector("acoustic", config, width)}
 
 
 ENCODER: Table = {
@@ -55,8 +79,28 @@ ENCODER: Table = {
     "ffn_expansion": 4,
 }
 FIELDS = frozenset({"layer_scale_init_value", "vae_std"})
+DIFFUSION_HEAD: Table = {
+    "model_type": "vibevoice_diffusion",
+    "num_hidden_layers": 4,
+    "intermediate_size": 4608,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "frequency_embedding_size": 256,
+    "mlp_bias": False,
+}
+HEAD_FIELDS = frozenset({"diffusion_max_period", "hidden_size", "latent_size"})
+"""Fields of the head's config that change no count; its class overwrites both sizes with those of text and encoder."""
 
 WRAPPERS = {
+    "vibevoice": {
+        "audio_config": Section(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
+        "semantic_model_config": Section(
+            _reader_of("semantic"),
+            {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
+            default_section={"hidden_size": 128},
+            ignored_fields=FIELDS,
+        ),
+    },
     "vibevoice_asr": {
         f"{name}_tokenizer_encoder_config": Section(
             _reader_of(name),
@@ -65,5 +109,5 @@ WRAPPERS = {
             ignored_fields=FIELDS,
         )
         for name, default_section in (("acoustic", {}), ("semantic", {"hidden_size": 128}))
-    }
+    },
 }

@@ -50,6 +50,23 @@ JANUS_TOKENIZER = {
     "head_2": ".generation_head.vision_head",
 }
 """Node of Janus's image tokenizer → module of `JanusModel`, whose decoder has its five levels in the reverse order."""
+VIBEVOICE_MODULES = {
+    "towers.acoustic_audio_encoder": "acoustic_tokenizer_encoder",
+    "towers.semantic_audio_encoder": "semantic_tokenizer_encoder",
+    "towers.stage_0": "stem",
+    **{f"towers.stage_{i}": f"conv_layers.{i - 1}" for i in range(1, 9)},
+    "towers.layers": "stage | layers",
+    "towers.conv": "conv.conv | mixer.conv | convtr.convtr",
+    "towers.conv_pre_norm": "norm",
+    "towers.conv_out_scale": "gamma",
+    "towers.mlp": "ffn",
+    "towers.mlp_pre_norm": "ffn_norm",
+    "towers.up_proj": "linear1",
+    "towers.down_proj": "linear2",
+    "towers.mlp_out_scale": "ffn_gamma",
+    "towers.conv_out": "head.conv",
+}
+"""Node of VibeVoice's encoders of samples → module of its class."""
 SAM_MODULES = {
     "towers.patch_embedding": "patch_embed.projection | embeddings.patch_embedding",
     "towers.position_embedding": "pos_embed | embeddings.position_embedding",
@@ -347,20 +364,7 @@ FAMILIES = {
         tying_source="never",
         tower_file="vibevoice",
         modules={
-            "towers.acoustic_audio_encoder": "acoustic_tokenizer_encoder",
-            "towers.semantic_audio_encoder": "semantic_tokenizer_encoder",
-            "towers.stage_0": "stem",
-            **{f"towers.stage_{i}": f"conv_layers.{i - 1}" for i in range(1, 9)},
-            **{f"towers.block_{i}": f"stage.{i - 1}" for i in range(1, 33)},
-            "towers.conv": "conv.conv | mixer.conv",
-            "towers.conv_pre_norm": "norm",
-            "towers.conv_out_scale": "gamma",
-            "towers.mlp": "ffn",
-            "towers.mlp_pre_norm": "ffn_norm",
-            "towers.up_proj": "linear1",
-            "towers.down_proj": "linear2",
-            "towers.mlp_out_scale": "ffn_gamma",
-            "towers.conv_out": "head.conv",
+            **VIBEVOICE_MODULES,
             **{
                 f"towers.{name}_audio_{node}": module.format(name)
                 for name in ("acoustic", "semantic")
@@ -370,6 +374,74 @@ FAMILIES = {
                     ("projector.out_norm", "{}_norm"),
                     ("projection", "multi_modal_projector"),
                     ("projection.map_1", "{}_linear_2"),
+                )
+            },
+        },
+    ),
+    "nemo_speechlm": Family(
+        None,
+        text_type="nemotron_h",
+        tying_source="never",
+        ignored_fields=frozenset({"word_timestamp_config"}),
+        tower_file="transcribe",
+        modules={
+            "towers.audio_tower": "audio_tower + word_timestamp_encoder + word_timestamp_head",
+            "towers.audio_tower.patch_embedding": "asr_encoder.embedder.projection",
+            "towers.embed_norm": "input_layer_norm",
+            "towers.audio_tower.embed_norm": "asr_encoder.input_layer_norm",
+            "towers.audio_tower.layers": "asr_encoder.layers",
+            "towers.audio_tower.norm": "asr_encoder.layer_norm",
+            "towers.out_norm": "asr_norm",
+            "towers.speakers": "diarization_model",
+            "towers.speakers.patch_embedding": "model.audio_tower.embedder.projection",
+            "towers.speakers.embed_norm": "model.audio_tower.input_layer_norm",
+            "towers.speakers.layers": "model.audio_tower.layers",
+            "towers.speakers.norm": "model.audio_tower.layer_norm",
+            "towers.silence": "silence_embeds",
+            "towers.speakers.proj": "model.proj",
+            "towers.speakers.upsampler": "model.upsampler.conv",
+            "towers.dense": "classifier.dense",
+            "towers.speakers.classifier": "classifier.out_proj",
+            "towers.timestamps": "word_timestamp_encoder + .word_timestamp_head",
+            "towers.timestamps.classifier": ".word_timestamp_head",
+            "towers.multi_modal_projector.map_1": ".multi_modal_projector",
+        },
+    ),
+    "vibevoice": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text_type="qwen2",
+        tying_source="text",
+        ignored_fields=frozenset({"diffusion_head_config"}),
+        tower_file="vibevoice",
+        modules={
+            **VIBEVOICE_MODULES,
+            "towers.acoustic_audio_encoder": (
+                "audio_tower + .diffusion_head + .latent_bias_factor + .latent_scaling_factor"
+            ),
+            "towers.semantic_audio_encoder": "semantic_tokenizer_encoder",
+            "towers.acoustic_audio_encoder.stage_0": "encoder.stem",
+            **{f"towers.acoustic_audio_encoder.stage_{i}": f"encoder.conv_layers.{i - 1}" for i in range(1, 9)},
+            "towers.acoustic_audio_encoder.conv_out": "encoder.head.conv",
+            "towers.latent_bias": ".latent_bias_factor",
+            "towers.latent_scale": ".latent_scaling_factor",
+            "towers.diffusion_head": ".diffusion_head",
+            "towers.latent_proj": "noisy_images_proj",
+            "towers.condition_proj": "cond_proj",
+            "towers.step_proj_1": "timestep_proj.fc1",
+            "towers.step_proj_2": "timestep_proj.fc2",
+            "towers.modulation": "linear | linear_1",
+            "towers.output": "final_layer",
+            "towers.proj": "linear_2",
+            **{
+                f"towers.{name}_audio_{node}": module
+                for name, connector in (("acoustic", "multi_modal_projector"), ("semantic", "semantic_connector"))
+                for node, module in (
+                    ("projector", connector),
+                    ("projector.map_1", "linear_1"),
+                    ("projector.out_norm", "act"),
+                    ("projection", connector),
+                    ("projection.map_1", "linear_2"),
                 )
             },
         },

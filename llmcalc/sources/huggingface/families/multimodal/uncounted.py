@@ -28,26 +28,6 @@ FAMILIES = {
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "nemo_speechlm": Family(
-        None,
-        text_type="nemotron_h",
-        tying_source="never",
-        uncounted_encoders={
-            "audio_config": "nemotron3_5_transcribe_audio",
-            "word_timestamp_config": "nemotron3_5_transcribe_word_timestamp",
-        },
-    ),
-    "vibevoice": Family(
-        None,
-        {"tie_word_embeddings": False},
-        text_type="qwen2",
-        tying_source="text",
-        uncounted_encoders={
-            "audio_config": "vibevoice_acoustic_tokenizer",
-            "semantic_model_config": "vibevoice_acoustic_tokenizer_encoder",
-            "diffusion_head_config": "vibevoice_diffusion",
-        },
-    ),
     "fuyu": Family(
         None,
         text_type="persimmon",

@@ -1,0 +1,269 @@
+"""An audio encoder with a second encoder beside it, which says who speaks: Nemotron 3.5 Transcribe.
+
+Park 2024 (arXiv:2409.06656): speakers' activities select sinusoids, which are added to the states of speech
+recognition. transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PATCHES, Merged, Multiple
+from ..base import ModelProperties, Part, StackPosition, Vocab, Width
+from ..inputs import AudioInput
+from ..layers.block import Block
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from ..stack import Stack
+from .base import TowerPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KERNEL_SIZE = 3
+"""The positions under the kernel of the convolution that turns positions into frames."""
+
+
+class SpeakerEncoder(Part):
+    """The encoder of who speaks: layers, a convolution from positions to frames, and linear layers to speakers.
+
+    A vector that stands for silence is stored with it, which only a recording of several chunks uses.
+
+    hidden_size: the width.
+    stack: the layers, with the norms before and after them.
+    head_size: the width of the convolution and of the linear layer after it.
+    num_speakers: the number of speakers.
+    """
+
+    hidden_size: Width
+    stack: Stack
+    head_size: Width
+    num_speakers: Width
+
+    def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
+        """Records the encoder and returns the mean activity of each speaker. frames: those of each position."""
+        x = _record_stack(recorder, self.stack, frames, self.hidden_size)
+        recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
+        head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
+        y = recorder.linear("proj", x, head, bias=True)
+        y = recorder.conv("upsampler", y, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
+        y = y.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        y = recorder.act(recorder.linear("dense", recorder.act(y, "relu"), head, bias=True), "relu")
+        speakers = Axis("speakers", self.num_speakers)
+        probabilities = recorder.act(recorder.linear("classifier", y, speakers, bias=True), "sigmoid")
+        return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        """Builds the module of `model_properties.hidden_size` values of several frames per position."""
+        return _reference_classes()["speakers"](self, model_properties.hidden_size)
+
+
+class WordTimestamps(Part):
+    """The weights that say when each word was spoken, from the states of speech recognition.
+
+    A text model does not read their output: their parameters are counted, no FLOPs.
+
+    stack: the layers, with the norms before and after them.
+    upsampling_factor: the number of outputs per position.
+    classes: the number of classes of the classifier.
+    """
+
+    stack: Stack
+    upsampling_factor: Width
+    classes: Vocab
+
+    def flow(self, recorder: Flow, x: Value) -> None:
+        """Records the weights. x: the states of speech recognition."""
+        rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
+        y = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=rows)
+        with recorder.apart(causal=False):
+            y = self.stack.flow(recorder, y)
+        recorder.linear("classifier", y, Axis("classes", self.classes), bias=True)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["timestamps"](self, model_properties.hidden_size)
+
+
+class DiarizedEncoder(TowerPart):
+    """An encoder of speech, to whose output the sinusoids of the speakers who are active are added.
+
+    num_mel_bins: the number of mel bins of a frame.
+    frames: the number of frames that become one position.
+    hidden_size: the width.
+    stack: the layers of speech recognition, with the norms before and after them.
+    norm: the norm of their output, and of the speakers' activities.
+    speakers: the encoder of who speaks, which reads the same frames.
+    timestamps: the weights for the time of each word, none by default.
+    audio: how the processor cuts audio into frames; none by default, where that is not known.
+    """
+
+    formula_source: ClassVar[str] = "Park et al. 2024"
+
+    type: Literal["diarized"] = "diarized"
+    num_mel_bins: Width
+    frames: Width
+    hidden_size: Width
+    stack: Stack
+    norm: Norm
+    speakers: SpeakerEncoder
+    timestamps: WordTimestamps | None = None
+    audio: AudioInput | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        stacks = {"stack": (self.stack, self.hidden_size)}
+        stacks["speakers.stack"] = self.speakers.stack, self.speakers.hidden_size
+        if self.timestamps is not None:
+            stacks["timestamps.stack"] = self.timestamps.stack, self.hidden_size
+        for name, (stack, width) in stacks.items():
+            if stack.stem is not None:
+                raise ValueError(f"{name}.stem: the frames have a linear layer of their own; expected none")
+            stack.check_place(StackPosition(name, width, "encoder"))
+        return self
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
+
+    def input_value(self) -> Value:
+        return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records both encoders and returns their sum for the projector."""
+        frames = recorder.merge(x, Merged(of=x.rows, frames=self.frames), Axis("frames", self.frames))
+        frames.fixed = True
+        y = _record_stack(recorder, self.stack, frames, self.hidden_size)
+        if self.timestamps is not None:
+            with recorder.scope("timestamps", role="idle"):
+                self.timestamps.flow(recorder, y)
+        with recorder.scope("speakers"):
+            activity = self.speakers.flow(recorder, frames, self.frames)
+        activity = recorder.part("speaker_norm", self.norm, activity)
+        hidden = Axis("hidden", self.hidden_size)
+        sinusoids = Value(y.rows, (*activity.axes, hidden), fixed=True)
+        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, y.rows)
+        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden,))
+        return recorder.add(recorder.part("out_norm", self.norm, y), speaker_states)
+
+    def describe(self, hidden_size: int) -> str:
+        depths = self.stack.num_hidden_layers, self.speakers.stack.num_hidden_layers
+        return f"encoder {depths[0]} × {self.hidden_size}, speakers {depths[1]} × {self.speakers.hidden_size}"
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["encoder"](self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        layernorm = Norm(type="layernorm")
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        mixer = Attention(num_attention_heads=2, o_bias=True)
+        block = Block(attention=mixer, feed_forward=network, norm=layernorm, norm_placement="pre")
+        stack = Stack(num_hidden_layers=2, block=block, embedding_norm=layernorm, final_norm=layernorm)
+        speakers = SpeakerEncoder(hidden_size=8, stack=stack, head_size=6, num_speakers=3)
+        timestamps = WordTimestamps(stack=stack, upsampling_factor=2, classes=11)
+        fields: dict[str, Any] = {"num_mel_bins": 5, "hidden_size": 12, "stack": stack, "norm": layernorm}
+        return [
+            cls(frames=4, speakers=speakers, timestamps=timestamps, **fields),
+            cls(frames=2, speakers=speakers.model_copy(update={"num_speakers": 1}), **fields),
+        ]
+
+
+def _record_stack(recorder: Flow, stack: Stack, frames: Value, width: int) -> Value:
+    """Records the linear layer of a position's frames and the layers after it."""
+    x = recorder.linear("patch_embedding", frames, Axis("hidden", width), kind="embedding")
+    with recorder.apart(causal=False):
+        return stack.flow(recorder, x)
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    from ..runtime import vector
+
+    class Layers(nn.Module):
+        """The layers of a stack, whose children are this module's own. x: [clips, positions, width] → same shape."""
+
+        def __init__(self, stack: Stack, width: int) -> None:
+            super().__init__()
+            layers = stack.reference(ModelProperties(width, causal=False))
+            for name, child in layers.named_children():
+                self.add_module(name, child)
+            self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
+
+        def through_layers(self, x: Tensor) -> Tensor:
+            return self._layers[0].forward(x, ForwardPass(columns=1))
+
+    class SpeakerReference(Layers):
+        """The encoder of who speaks. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
+
+        def __init__(self, spec: SpeakerEncoder, values: int, frame_count: int = 1) -> None:
+            super().__init__(spec.stack, spec.hidden_size)
+            width, self.frame_count = spec.head_size, frame_count
+            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            self.silence = vector(torch.zeros(spec.hidden_size))
+            self.proj = nn.Linear(spec.hidden_size, width)
+            self.upsampler = nn.Conv1d(width, frame_count * width, KERNEL_SIZE, padding=KERNEL_SIZE // 2)
+            self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
+
+        def forward(self, frames: Tensor) -> Tensor:
+            y = self.proj(self.through_layers(self.patch_embedding(frames)))
+            y = self.upsampler(y.transpose(1, 2)).transpose(1, 2).unflatten(2, (self.frame_count, -1)).flatten(1, 2)
+            y = self.classifier(functional.relu(self.dense(functional.relu(y))))
+            return y.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
+
+    class TimestampReference(Layers):
+        """The weights for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
+
+        def __init__(self, spec: WordTimestamps, width: int) -> None:
+            super().__init__(spec.stack, width)
+            self.upsampler = nn.ConvTranspose1d(width, width, spec.upsampling_factor, spec.upsampling_factor)
+            self.classifier = nn.Linear(width, spec.classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.classifier(self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2)))
+            return out
+
+    class SpeakerSinusoids(nn.Module):
+        """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
+
+        def __init__(self, speakers: int, width: int) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(speakers, width), persistent=False)
+
+        def forward(self, activity: Tensor) -> Tensor:
+            return activity @ self.get_buffer("table")
+
+    class DiarizedReference(Layers):
+        """Both encoders. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
+
+        def __init__(self, spec: DiarizedEncoder) -> None:
+            super().__init__(spec.stack, spec.hidden_size)
+            self.frames, values = spec.frames, spec.frames * spec.num_mel_bins
+            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            self.out_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
+            self.speakers = SpeakerReference(spec.speakers, values, spec.frames)
+            self.speaker_norm = spec.norm.reference(ModelProperties(spec.speakers.num_speakers))
+            self.speaker_embedding = SpeakerSinusoids(spec.speakers.num_speakers, spec.hidden_size)
+            if spec.timestamps is not None:
+                self.timestamps = spec.timestamps.reference(ModelProperties(spec.hidden_size))
+
+        def forward(self, frames: Tensor) -> Tensor:
+            stacked = frames.unflatten(1, (-1, self.frames)).flatten(2)
+            x = self.through_layers(self.patch_embedding(stacked))
+            activity = self.speaker_norm((self.speakers(stacked) > 0.5).to(x.dtype))
+            out: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
+            return out
+
+    return {"encoder": DiarizedReference, "speakers": SpeakerReference, "timestamps": TimestampReference}

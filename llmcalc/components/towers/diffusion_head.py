@@ -1,0 +1,145 @@
+"""A diffusion head: layers that predict the noise of a latent vector from a text model's output (VibeVoice).
+
+Peebles 2023 (arXiv:2212.09748, §3.2); Peng 2025 (arXiv:2508.19205, §2.2). transformers: models/vibevoice
+(`VibeVoiceDiffusionHead`).
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from ...flow.axis import Axis, JoinedShapes
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import ModelProperties, Part, Width
+from ..networks.feed_forward import Activation, FeedForward, activate
+from ..norm import Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DiffusionHead(Part):
+    """The layers with which a text model generates latent vectors of speech, in steps that remove noise.
+
+    Text alone and recordings that are read do not use them: their parameters are counted, no FLOPs.
+
+    hidden_size: the width, which is the text model's.
+    num_hidden_layers: the number of layers.
+    frequency_size: the width of the sinusoids that encode the step.
+    hidden_act: the activation of the step's two linear layers, and before those that scale and shift.
+    feed_forward: the network of a layer.
+    norm: the norm of a layer; the norm of the output has no weight.
+    """
+
+    type: Literal["diffusion_head"] = "diffusion_head"
+    hidden_size: Width
+    num_hidden_layers: int = Field(ge=1, le=1000, strict=True)
+    frequency_size: Width
+    hidden_act: Activation
+    feed_forward: FeedForward
+    norm: Norm
+
+    @property
+    def output_norm(self) -> Norm:
+        """The norm of the output, which has no weight."""
+        return self.norm.model_copy(update={"weight": False})
+
+    def flow(self, recorder: Flow, latents: Value) -> None:
+        """Records the weights. latents: the vectors that the head predicts."""
+        hidden = Axis("hidden", self.hidden_size)
+        text_output = Value(latents.rows, (hidden,), fixed=True)
+        sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), fixed=True)
+        x = recorder.linear("latent_proj", latents, hidden)
+        step = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden), self.hidden_act)
+        condition = recorder.add(
+            recorder.linear("condition_proj", text_output, hidden), recorder.linear("step_proj_2", step, hidden)
+        )
+        record_layer = partial(self._record_layer, recorder, condition=condition)
+        x = recorder.layers(x, record_layer, self.num_hidden_layers, range(self.num_hidden_layers), kind="layer")
+        with recorder.scope("output"):
+            shift, scale = self._modulation(recorder, condition, 2)
+            x = _modulated(recorder, recorder.part("norm", self.output_norm, x), scale, shift)
+            recorder.linear("proj", x, *latents.axes)
+
+    def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
+        """Records a layer, whose norm's output the condition scales and shifts."""
+        shift, scale, gate = self._modulation(recorder, condition, 3)
+        y = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
+        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, y)))
+
+    def _modulation(self, recorder: Flow, condition: Value, count: int) -> tuple[Value, ...]:
+        """Records a linear layer of the activated condition and returns its output in `count` equal parts."""
+        shape = (Axis("hidden", self.hidden_size),)
+        activated = recorder.act(condition, self.hidden_act)
+        return recorder.split(
+            recorder.linear("modulation", activated, JoinedShapes((shape,) * count)), *(shape,) * count
+        )
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        """Builds the module: forward(latents, sinusoids, text_output) → latents. The hidden size is the latents'."""
+        return _reference_class()(self, model_properties.hidden_size)
+
+
+def _modulated(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
+    """Records the product with one plus a scale, and the sum with a shift."""
+    return recorder.add(recorder.mul(x, recorder.plus(scale, 1)), shift)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Layer(nn.Module):
+        """A layer, whose norm's output the condition scales and shifts."""
+
+        def __init__(self, spec: DiffusionHead) -> None:
+            super().__init__()
+            self.spec, width = spec, spec.hidden_size
+            self.modulation = nn.Linear(width, 3 * width, bias=False)
+            self.norm, self.mlp = (part.reference(ModelProperties(width)) for part in (spec.norm, spec.feed_forward))
+
+        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+            shift, scale, gate = self.modulation(activate(self.spec.hidden_act, condition)).chunk(3, -1)
+            out: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
+            return out
+
+    class Output(nn.Module):
+        """The linear layer to latents, after a norm that the condition scales and shifts."""
+
+        def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
+            super().__init__()
+            self.spec, width = spec, spec.hidden_size
+            self.modulation = nn.Linear(width, 2 * width, bias=False)
+            self.norm = spec.output_norm.reference(ModelProperties(width))
+            self.proj = nn.Linear(width, latent_size, bias=False)
+
+        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+            shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
+            out: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            return out
+
+    class DiffusionHeadReference(nn.Module):
+        """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
+
+        def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
+            super().__init__()
+            self.spec, width = spec, spec.hidden_size
+            self.latent_proj = nn.Linear(latent_size, width, bias=False)
+            self.step_proj_1 = nn.Linear(spec.frequency_size, width, bias=False)
+            self.condition_proj, self.step_proj_2 = (nn.Linear(width, width, bias=False) for _ in range(2))
+            self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
+            self.output = Output(spec, latent_size)
+
+        def forward(self, latents: Tensor, sinusoids: Tensor, text_output: Tensor) -> Tensor:
+            step = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))
+            x, condition = self.latent_proj(latents), self.condition_proj(text_output) + step
+            for layer in self.layers:
+                x = layer(x, condition)
+            out: Tensor = self.output(x, condition)
+            return out
+
+    return DiffusionHeadReference

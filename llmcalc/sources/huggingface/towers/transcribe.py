@@ -1,0 +1,113 @@
+"""Nemotron 3.5 Transcribe: an encoder of speech and one of who speaks, and the layers of word timestamps.
+
+transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm, rope
+from .section import Section, projector, self_attention
+
+
+def _read_transcribe(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
+    speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
+    speakers = diarization.section("audio_config", SPEAKERS)
+    head, timestamps = diarization.section("head_config", HEAD), wrapper.section("word_timestamp_config", TIMESTAMPS)
+    speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
+    diarization.require("model_type", "nemotron3_diarization")
+    h, frames, bins = (speech.size(name) for name in ("hidden_size", "subsampling_factor", "num_mel_bins"))
+    timestamps.require("hidden_size", h)
+    for section, field, value in (
+        (speakers, "subsampling_factor", frames),
+        (speakers, "num_mel_bins", bins),
+        (head, "subsampling_factor", frames),
+        (head, "audio_hidden_size", speakers.size("hidden_size")),
+    ):
+        section.require(field, value)
+    tower = {
+        "type": "diarized",
+        "num_mel_bins": bins,
+        "frames": frames,
+        "hidden_size": h,
+        "stack": _stack(speech, has_qk_norm=True),
+        "norm": layernorm(),
+        "speakers": {
+            "hidden_size": speakers.size("hidden_size"),
+            "stack": _stack(speakers, has_qk_norm=False),
+            "head_size": head.size("hidden_size"),
+            "num_speakers": head.size("num_speakers"),
+        },
+        "timestamps": {
+            "stack": _stack(timestamps, has_qk_norm=True),
+            "upsampling_factor": timestamps.size("upsampling_factor"),
+            "classes": timestamps.size("vocab_size"),
+        },
+    }
+    for section, parent in ((speakers, diarization), (head, diarization), (diarization, config), (speech, config)):
+        section.finish(FIELDS, parent)
+    timestamps.finish(FIELDS, config)
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, (width, True, "identity"))}
+
+
+def _stack(config: Config, has_qk_norm: bool) -> Table:
+    """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys have one."""
+    heads, norm = config.size("num_attention_heads"), layernorm()
+    if config.has("num_key_value_heads"):
+        config.require("num_key_value_heads", heads)
+    attention = self_attention(config, o_bias=True, position=rope(config, share=0.5 if has_qk_norm else 1.0))
+    attention |= qk_norm(norm) if has_qk_norm else {}
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = layer_table(attention, network, norm)
+    depth = config.size("num_hidden_layers")
+    return {"num_hidden_layers": depth, "block": block, "embedding_norm": norm, "final_norm": norm}
+
+
+LAYERS: Table = {"num_key_value_heads": None, "hidden_act": "gelu"}
+SPEECH: Table = {
+    **LAYERS,
+    "model_type": "nemotron3_5_transcribe_asr_audio",
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 10,
+    "num_mel_bins": 128,
+    "subsampling_factor": 8,
+}
+SPEAKERS: Table = {
+    **LAYERS,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 31,
+    "num_attention_heads": 8,
+    "num_mel_bins": 128,
+    "subsampling_factor": 8,
+}
+HEAD: Table = {"hidden_size": 192, "num_speakers": 8, "audio_hidden_size": 512, "subsampling_factor": 8}
+DIARIZATION: Table = {"model_type": "nemotron3_diarization"}
+TIMESTAMPS: Table = {
+    **LAYERS,
+    "hidden_size": 1280,
+    "intermediate_size": 640,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "vocab_size": 23863,
+    "upsampling_factor": 2,
+}
+FIELDS = frozenset(
+    {"attention_dropout", "blank_token_id", "chunk_left_context", "chunk_length", "chunk_right_context"}
+    | {"fifo_length", "initializer_range", "max_position_embeddings", "model_type", "residual_scale"}
+    | {"rope_parameters", "speaker_cache_update_period", "streaming_config", "partial_rotary_factor"}
+)
+"""Fields of the sections that change no count."""
+
+WRAPPERS = {
+    "nemo_speechlm": {
+        "audio_config": Section(
+            _read_transcribe,
+            {"nemotron3_5_transcribe_audio": {}},
+            ignored_fields=frozenset({"speaker_activity_threshold"}),
+        )
+    }
+}
