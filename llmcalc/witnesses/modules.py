@@ -123,7 +123,9 @@ class _Search:
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
         for child in children:
-            if child.name != "layers":
+            if f"{stack_name}{child.name}.layers" in self.family_names:
+                yield from self._modules_of_stack(f"{prefix}{child.name}.", child.children, root_modules)
+            elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)
                 yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
         layers = [child for child in children if child.name == "layers"]
@@ -163,17 +165,26 @@ class _Search:
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root in root_modules:
-                module_lists = [self._modules_of_lists(root, side_module) for side_module in name.split(" & ")]
+                module_lists = [
+                    self._modules_of_lists(root, side_module, len(layer_indices)) for side_module in name.split(" & ")
+                ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
-    def _modules_of_lists(self, root: str, list_names: str) -> list[str]:
-        """Returns the modules of one or several consecutive `ModuleList`s."""
+    def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
+        """Returns the modules of one or several consecutive `ModuleList`s, or the first or last of one of them.
+
+        layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
+        """
+        list_names, _, list_part = list_names.partition("[")
         patterns = [
             pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
         ]
-        return [module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))]
+        modules = [
+            module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))
+        ]
+        return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(
         self,

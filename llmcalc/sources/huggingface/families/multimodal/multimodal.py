@@ -336,6 +336,8 @@ FAMILIES = {
             text_type="qwen3_5_text",
             tower_file="siglip",
             modules={
+                "towers.vision_tower.layers": "encoder.layers[first]",
+                "towers.vision_tower.upper.layers": "encoder.layers[last]",
                 "towers.merger": "vit_merger",
                 "towers.merger.self_attn_pre_norm": "layer_norm1",
                 "towers.merged_norm": "pre_norm",
