@@ -340,7 +340,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (llmcalc.compare, "missing argument TARGET"),
     (lambda: llmcalc.compare("gpt2", sort="size"), "--sort: "),
     (lambda: llmcalc.explain("gpt2", quantity="size"), "--quantity: 'size' is not known"),  # type: ignore[arg-type]
-    (lambda: llmcalc.explain("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown dtype 'bf17'"),
+    (lambda: llmcalc.explain("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
     (lambda: llmcalc.explain_log("none.log"), "none.log: "),
     (lambda: llmcalc.explain_log("run.sh"), "run.sh: no line is known"),
     (lambda: llmcalc.memory("gpt2", receipt="server.log"), "--receipt: only applies to an engine"),

@@ -123,7 +123,7 @@ class _Search:
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
         for child in children:
-            if f"{stack_name}{child.name}.layers" in self.family_names:
+            if prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
                 yield from self._modules_of_stack(f"{prefix}{child.name}.", child.children, root_modules)
             elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)

@@ -277,7 +277,7 @@ USAGE = {
     "flops llama3-8b --phase eat": "--phase: 'eat'",
     "flops llama3-8b --phase decode --context 0": "--context: decoding needs at least one token before it",
     "flops bert-base --phase decode --context 9": "bert-base: --phase decode",
-    "flops llama3-8b bert-base --phase prefill": "bert-base: --phase prefill: an encoder-only model keeps no cache",
+    "flops llama3-8b bert-base --phase decode": "bert-base: --phase decode: an encoder-only model keeps no cache",
     "flops llama3-8b --source 4": "--source: only applies to encoder-decoder models",
     "kv bert-base": "bert-base: an encoder-only model keeps no KV cache",
     "kv llama3-8b --kv-dtype bf17": "--kv-dtype: unknown cache format 'bf17'",

@@ -71,6 +71,11 @@ COUNTED_BESIDE_THE_CLASS: dict[str, str] = {
 COUNTED_OF_OWN_CODE = {"moe_layer_start_index": ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")}
 """Field of the publisher's own code that counts → the model types whose class in `transformers` does not read it."""
 
+READ_AS_A_COPY = {"vibevoice": "audio_config"}
+"""Model type → the section whose fields its class writes into the configs of its encoder and decoder, whose attributes
+are read in its place. The class's parameters are compared with other sizes by tests/components/towers.
+"""
+
 TIED_BY_THE_CLASS = frozenset({"t5", "mt5", "umt5", "longt5"})
 """Families whose class ties the head whatever the config says: a recorded deviation of their `Family`."""
 
@@ -254,7 +259,7 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
             continue
         if path in known or (name == "tie_word_embeddings" and kind in TIED_BY_THE_CLASS):
             continue
-        if kind in COUNTED_OF_OWN_CODE.get(name, ()):
+        if kind in COUNTED_OF_OWN_CODE.get(name, ()) or path.partition(".")[0] == READ_AS_A_COPY.get(kind):
             continue
         value = at(config, path)
         value = default if value is None else value

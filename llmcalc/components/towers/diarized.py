@@ -214,7 +214,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
             self.silence = vector(torch.zeros(spec.hidden_size))
             self.proj = nn.Linear(spec.hidden_size, width)
-            self.upsampler = nn.Conv1d(width, frame_count * width, KERNEL_SIZE, padding=KERNEL_SIZE // 2)
+            self.upsampler = nn.Conv1d(width, frame_count * width, 3, padding=1)
             self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:

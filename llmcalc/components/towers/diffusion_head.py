@@ -114,7 +114,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, width = spec, spec.hidden_size
             self.modulation = nn.Linear(width, 2 * width, bias=False)
-            self.norm = spec.output_norm.reference(ModelProperties(width))
+            self.norm = spec.norm.model_copy(update={"weight": False}).reference(ModelProperties(width))
             self.proj = nn.Linear(width, latent_size, bias=False)
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
