@@ -165,6 +165,11 @@ class Hardware(Record):
         return self.compute_capability is None or float(self.compute_capability) >= 8.0
 
     @property
+    def lacks_bfloat16(self) -> bool:
+        """Whether products in 16 bits run at the peak of float16, because no peak of bfloat16 is known."""
+        return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
+
+    @property
     def runs_fp8_weights(self) -> bool:
         """Whether servers have kernels for weights and caches in fp8.
 

@@ -12,7 +12,6 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
-from ..timing.device import lacks_bfloat16
 from ..workload.workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
@@ -100,7 +99,7 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
 
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:
     """Returns a note on products that are timed in float16 in place of bfloat16. dtype: the format of the products."""
-    if dtype != "bf16" or not lacks_bfloat16(hardware):
+    if dtype != "bf16" or not hardware.lacks_bfloat16:
         return []
     return [f"products in 16 bits are in fp16: no peak of bf16 is known for {hardware.title}"]
 

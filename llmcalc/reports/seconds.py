@@ -9,7 +9,6 @@ from .. import units
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
-from ..timing.device import lacks_bfloat16
 from ..timing.price import QUANTIZED
 from ..timing.records import Stack
 from ..timing.spread import Range, rounded
@@ -215,7 +214,7 @@ def _formats_text(timed_run: TimedRun) -> str:
     """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
-        return ", fp16 products" if lacks_bfloat16(timed_run.hardware) else ""
+        return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
     if multiplied_format == dtype:
         return f", {dtype} products"

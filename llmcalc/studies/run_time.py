@@ -23,7 +23,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
-from ..timing.device import Device, device_of, lacks_bfloat16
+from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
@@ -56,7 +56,7 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
     """Returns the error for training in a precision whose products an accelerator has no units for."""
-    sixteen_bits = "no --precision, which is fp16 there," if lacks_bfloat16(hardware) else "bf16-master"
+    sixteen_bits = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bits} or another --hardware"
     )

@@ -204,11 +204,6 @@ def may_multiply(hardware: Hardware, dtype: str) -> bool:
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
 
 
-def lacks_bfloat16(hardware: Hardware) -> bool:
-    """Whether products in 16 bits are timed at the peak of float16, because no peak of bfloat16 is known."""
-    return "float16" in hardware.peak_flops and "bfloat16" not in hardware.peak_flops
-
-
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
 
