@@ -15,15 +15,13 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import RowsWithExtra
 from .base import Flag, Kernel, ModelProperties, Part, Width
+from .batch_norm import record_batch_norm
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-AFFINE = Norm.model_construct(type="affine")
-"""The product and the sum with the weights of a batch norm."""
 
 
 class ConformerConvolution(Part):
@@ -90,11 +88,7 @@ class ConformerConvolution(Part):
         y = y.view(*hidden, rows=x.rows)
         y = y if self.norm is None else recorder.part("norm", self.norm, y)
         if self.batch_norm:
-            with recorder.scope("norm", kind="norm"):
-                statistics = recorder.buffer("statistics", Axis("statistics", 2), *hidden)
-                recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-                mean, scale = recorder.split(statistics, hidden, hidden)
-                y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+            y = record_batch_norm(recorder, "norm", y, hidden)
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:

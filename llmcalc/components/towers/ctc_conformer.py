@@ -18,6 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Padded, Table
 from ..base import HeadDim, Heads, Kernel, Layers, ModelProperties, Positions, Width
+from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -26,9 +27,6 @@ from .base import TowerPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-AFFINE = Norm.model_construct(type="affine")
-"""The product and the sum with the weights of a batch norm."""
 
 
 class CtcConformer(TowerPart):
@@ -142,11 +140,7 @@ class CtcConformer(TowerPart):
         gated_half, gate = recorder.split(both, channels, channels)
         y = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         y = recorder.conv("conv", y, *channels, kernel=self.kernel_size, groups=y.width)
-        with recorder.scope("norm", kind="norm"):
-            statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
-            recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-            mean, scale = recorder.split(statistics, channels, channels)
-            y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+        y = record_batch_norm(recorder, "norm", y, channels)
         return recorder.conv("out_proj", recorder.act(y, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
@@ -181,30 +175,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional
 
-    class Statistics(nn.Module):
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(channels))
-            self.register_buffer("variance", torch.ones(channels))
-
-    class Count(nn.Module):
-        """The stored number of training batches."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
-
-    class BatchNorm(nn.Module):
-        """A batch norm that uses its stored statistics. x: [clips, channels, frames]."""
-
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
-
-        def forward(self, x: Tensor) -> Tensor:
-            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
-            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+    BatchNorm = batch_norm_class()
 
     class Attention(nn.Module):
         """Attention in blocks. x: [clips, frames, hidden] → same shape."""

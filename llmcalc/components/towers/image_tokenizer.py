@@ -18,6 +18,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, Merged, Multiple
 from ...workload.rows import Rows
 from ..base import Flag, ModelProperties, Part, Vocab, Width
+from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
@@ -28,9 +29,6 @@ from .vision import Patches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-AFFINE = Norm.model_construct(type="affine")
-"""The product and the sum with the weights of a batch norm."""
 
 
 class ImageGeneration(Part):
@@ -229,11 +227,7 @@ class ImageTokenizer(TowerPart):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
                 y = x
                 for j in (1, 2):
-                    with recorder.scope(f"norm_{j}", kind="norm"):
-                        statistics = recorder.buffer("statistics", Axis("statistics", 2), *y.axes)
-                        recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-                        mean, scale = recorder.split(statistics, y.axes, y.axes)
-                        y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
+                    y = record_batch_norm(recorder, f"norm_{j}", y, y.axes)
                     y = self._convolve(recorder, f"conv_{j}", recorder.act(y, "silu"), x.width, kernel=3 * 9)
                 x = recorder.add(x, y)
         return x
@@ -319,32 +313,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional
 
-    class Statistics(nn.Module):
-        """The stored mean and variance of each channel."""
-
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(channels))
-            self.register_buffer("variance", torch.ones(channels))
-
-    class Count(nn.Module):
-        """The stored number of training batches."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
-
-    class BatchNorm(nn.Module):
-        """A batch norm that uses its stored statistics. x: [images, channels, frames, rows, columns]."""
-
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
-
-        def forward(self, x: Tensor) -> Tensor:
-            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
-            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+    BatchNorm = batch_norm_class()
 
     class CodeNorm(nn.Module):
         """A group norm whose output is scaled and shifted by projections of the codes."""

@@ -1,0 +1,63 @@
+"""A batch norm in inference: stored statistics of each channel, and a weight and a bias."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from .norm import Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AFFINE = Norm.model_construct(type="affine")
+"""The product and the sum with the weights of a batch norm."""
+
+
+def record_batch_norm(recorder: Flow, name: str, x: Value, channels: Shape) -> Value:
+    """Records a batch norm with its stored statistics and number of training batches. channels: the normalized axes."""
+    with recorder.scope(name, kind="norm"):
+        statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
+        recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
+        mean, scale = recorder.split(statistics, channels, channels)
+        return recorder.norm("", recorder.mul(recorder.add(x, mean), scale), AFFINE)
+
+
+@cache
+def batch_norm_class() -> type[nn.Module]:
+    """Returns the reference of a batch norm. x: [items, channels, …] → same shape."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Statistics(nn.Module):
+        """The stored mean and variance of each channel."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("variance", torch.ones(channels))
+
+    class Count(nn.Module):
+        """The stored number of training batches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    class BatchNorm(nn.Module):
+        """A batch norm that uses its stored statistics. x: [items, channels, …] → same shape."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
+            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+
+    return BatchNorm
