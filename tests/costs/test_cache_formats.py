@@ -134,5 +134,5 @@ def test_a_window_ends_the_cache_of_a_sequence() -> None:
     cache_bytes = llmcalc.kv("gemma3-12b", seq=131_072).bytes
     assert llmcalc.explain("gemma3-12b", quantity="kv", seq=131_072).document["kv_bytes"] == cache_bytes
     shapes = llmcalc.shape("gemma3-12b", seq=131_072, rows=3).document["shapes"]
-    own = next(shape for shape in shapes if shape["target"])
-    assert own["kv_bytes"] == cache_bytes < 131_072 * own["kv_bytes_per_token"]
+    target_shape = next(shape for shape in shapes if shape["target"])
+    assert target_shape["kv_bytes"] == cache_bytes < 131_072 * target_shape["kv_bytes_per_token"]

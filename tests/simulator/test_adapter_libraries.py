@@ -76,10 +76,10 @@ class PlainWithMagnitudes(variants.Dora):
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("number", [0, 2])
 def test_magnitudes_of_torchtune(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_magnitudes=True)
+    adapters = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_magnitudes=True)
     monkeypatch.setattr(variants, "Dora", PlainWithMagnitudes)
-    held = without_values(spec(number), adapters=how)
-    assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
+    recorded = without_values(spec(number), adapters=adapters)
+    assert recorded._replace(saved=0) == by_torch(spec(number), adapters=adapters)._replace(saved=0)
 
 
 def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() -> None:

@@ -35,8 +35,8 @@ def test_frozen_layers_keep_nothing(number: int, is_wide: bool, monkeypatch: pyt
 
     monkeypatch.setattr(variants, "use_kernels", freeze)
     trained_dtype = FLOAT32 if is_wide else None
-    held = without_values(spec, autocast=is_wide, first_trained_layer=last_layer, trained_dtype=trained_dtype)
-    assert held._replace(saved=0) == by_torch(spec, autocast=is_wide)._replace(saved=0)
+    recorded = without_values(spec, autocast=is_wide, first_trained_layer=last_layer, trained_dtype=trained_dtype)
+    assert recorded._replace(saved=0) == by_torch(spec, autocast=is_wide)._replace(saved=0)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "full-reentrant"])

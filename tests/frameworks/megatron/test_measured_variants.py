@@ -127,8 +127,8 @@ def run_of(row_id: str, date: str, arguments: dict[str, Any], **changes: Any) ->
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_measured_variants_of_rows(variant: Variant) -> None:
     spec, settings = run_of(variant.row, variant.date, variant.arguments)
-    found = replay_rank(spec, settings, settings.world_size - 1)
-    after, peak = found.after / variant.after - 1, (found.peak[1].bytes + found.slop) / variant.peak - 1
+    replay = replay_rank(spec, settings, settings.world_size - 1)
+    after, peak = replay.after / variant.after - 1, (replay.peak[1].bytes + replay.slop) / variant.peak - 1
     print(f"{variant.name}: after a step {after:+.3%}, peak {peak:+.3%}")
     assert abs(after) <= 0.002
     assert abs(peak) <= variant.peak_error / 100
@@ -160,8 +160,8 @@ def test_the_peak_of_a_mixture_follows_the_rows_that_reach_the_rank(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(ExpertKernels, "received_rows", received_rows)
             patch.setattr(record_chunks, "_chunks", {})
-            found = replay_rank(spec, settings, 7)
-        errors.append(abs((found.peak[1].bytes + even.slop) / peak - 1))
+            replay = replay_rank(spec, settings, 7)
+        errors.append(abs((replay.peak[1].bytes + even.slop) / peak - 1))
     assert max(errors) < 0.0015
     assert max(abs((even.peak[1].bytes + even.slop) / peak - 1) for _, peak in MEASURED_STEPS.values()) > 0.015
 
