@@ -13,7 +13,7 @@ from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import takes_rank
-from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option
+from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option, value_option
 from .setting_options import takes_inputs
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -42,6 +42,10 @@ def command(
     rank_request: RankRequest = NO_RANK_OPTIONS,
     engine: EngineOption = None,
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
+    quantize: Annotated[
+        str | None,
+        value_option("--quantize", "SCHEME", "For --engine: scheme of the weights; default as published."),
+    ] = None,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -64,11 +68,17 @@ def command(
                 return ask_engine_cache(question)
 
         flags = engine_flags(context)
-        questions = [EngineQuestion(target_options.load(target), tuple(engine), flags, hardware) for target in targets]
+        questions = [
+            EngineQuestion(target_options.load(target), tuple(engine), flags, hardware, quantize) for target in targets
+        ]
         output_options.show_answer(ask_servers(questions, ask_named), table)
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
+    if quantize is not None:
+        raise InputError(
+            "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
+        )
     reports = []
     sequences = batch_of(batch, users, "decode") or 1
     question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llmcalc.cli.main import app
+from tests.in_process import Result
 from tests.samples import with_rest
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,22 @@ def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -
     ]
     assert documents[0].exit_code == 0, documents[0].output
     assert documents[0].output == documents[1].output
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
+def test_quantized_weights_leave_more_room_for_the_cache(engine: str, run: Callable[..., Result]) -> None:
+    scheme = "q4_k_m" if engine == "llama.cpp" else "fp8-dynamic"
+    words = ["qwen3-14b", "--engine", engine, "--hardware", "l40s", "--quantize", scheme, "--format", "json"]
+    tokens_of_cache, tokens_of_memory, tokens_in_bf16 = (
+        run(*line).document["kv_tokens"]
+        for line in (["kv", *words], ["memory", *words], ["kv", *words[:5], *words[7:]])
+    )
+    assert tokens_of_cache == tokens_of_memory >= tokens_in_bf16
+    assert engine == "llama.cpp" or tokens_of_cache > 1.3 * tokens_in_bf16
+
+
+def test_weights_have_no_scheme_in_a_cache_without_an_engine(run: Callable[..., Result]) -> None:
+    assert "an --engine has weights beside it" in run("kv", "qwen3-8b", "--quantize", "fp8-dynamic").error
 
 
 @pytest.mark.parametrize("command", ["memory", "fit", "kv"])
