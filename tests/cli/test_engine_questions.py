@@ -71,7 +71,7 @@ def test_quantized_weights_leave_more_room_for_the_cache(engine: str, run: Calla
 
 
 def test_weights_have_no_scheme_in_a_cache_without_an_engine(run: Callable[..., Result]) -> None:
-    assert "an --engine has weights beside it" in run("kv", "qwen3-8b", "--quantize", "fp8-dynamic").error
+    assert "for the tokens beside weights add --engine" in run("kv", "qwen3-8b", "--quantize", "fp8-dynamic").error
 
 
 @pytest.mark.parametrize("command", ["memory", "fit", "kv"])
