@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TypeVar, get_args
 
 from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
+from ..flow.module_names import ModuleNames
 from ..flow.tree import Node, Place
 from ..frozen import frozen
 from ..ops import ExpertLinear, Linear, ParamTensor
@@ -21,9 +23,13 @@ from ..workload.lora import (
     Library,
     stored_bytes,
 )
+from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, resolve_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
+
+DEFAULT_TARGETS = ("q_proj", "v_proj")
+"""PEFT's layers with adapters for most models (peft/utils/constants.py)."""
 
 
 @frozen
@@ -40,6 +46,7 @@ class LowRank:
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
     experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
+    joined_layers: the projections that the model's class has in one layer, with one adapter; none by default.
     """
 
     rank: int
@@ -52,6 +59,7 @@ class LowRank:
     quantized_experts: bool = False
     experts: bool = False
     has_magnitudes: bool = False
+    joined_layers: frozenset[ClassLayer] = frozenset()
 
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
@@ -82,7 +90,7 @@ class LowRank:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for product in _joined(_expert_layers(tree, include), JOINED_PROJECTIONS):
+        for product in _joined(_expert_layers(tree, include), _megatron_layer):
             node_position, experts = product[0]
             if node_position.node.name in self.targets or self.experts:
                 number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -118,7 +126,7 @@ class LowRank:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [[linear] for linear in _linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
+        heads = [[linear] for linear in linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
         for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
             for node_position, op in product:
@@ -143,9 +151,17 @@ class LowRank:
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
-        fuses_qkv = self.fused_qkv or self.library == "litgpt"
-        joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
-        yield from _joined(_linear_layers(tree, include), joined_names)
+        yield from _joined(linear_layers(tree, include), _megatron_layer if self.is_parallel else self._joined_layer)
+
+    def _joined_layer(self, node_position: Place) -> str:
+        """Returns the name of the layer that has a projection and its neighbours; empty for a layer of its own."""
+        name, parent = node_position.node.name, node_position.parent
+        if self.fused_qkv or self.library == "litgpt":
+            return "qkv_proj" if name in PROJECTIONS else ""
+        module = "" if parent is None else parent.node.name
+        return next(
+            (layer.layer for layer in self.joined_layers if (layer.module, layer.projection) == (module, name)), ""
+        )
 
     @property
     def is_parallel(self) -> bool:
@@ -156,28 +172,21 @@ class LowRank:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]) -> Iterator[list[tuple[Place, Layer]]]:
-    """Yields groups of neighbouring layers with the given names that run as one product."""
-    pending_layers: list[tuple[Place, Layer]] = []
-    for node_position, op in layers:
-        is_joined = node_position.node.name in joined_names
-        if pending_layers and not (is_joined and pending_layers[0][0].parent is node_position.parent):
-            yield pending_layers
-            pending_layers = []
-        if is_joined:
-            pending_layers.append((node_position, op))
+def _megatron_layer(node_position: Place) -> str:
+    """Returns one name for the neighbours that Megatron-Core has in one layer; empty for a layer of its own."""
+    return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
+
+
+def _joined(
+    layers: Iterable[tuple[Place, Layer]], joined_layer: Callable[[Place], str]
+) -> Iterator[list[tuple[Place, Layer]]]:
+    """Yields groups of neighbouring layers that run as one product: those of one module with the same joined layer."""
+    all_layers = list(layers)  # their parents exist until the end: identity tells them apart
+    for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))):
+        if layer_name:
+            yield list(group)
         else:
-            yield [(node_position, op)]
-    if pending_layers:
-        yield pending_layers
-
-
-def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
-    for node_position in tree.walk():
-        op = node_position.node.op
-        if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
-            yield node_position, op
+            yield from ([layer] for layer in group)
 
 
 def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
@@ -198,15 +207,25 @@ def linear_layer_names(tree: Node, include: frozenset[str] = frozenset(), is_par
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    names = dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, include))
+    names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, include))
     if is_parallel:
         names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, include))
     return [name for name in names if not (is_parallel and name in WITHOUT_ADAPTERS)]
 
 
-def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
-    """Returns the adapters of the target layers: names of linear layers, or `all-linear`.
+def low_rank(
+    tree: Node,
+    adapters: LowRank,
+    targets: Sequence[str] | None = None,
+    include: frozenset[str] = frozenset(),
+    module_names: ModuleNames | None = None,
+    joins_as_class: bool = False,
+) -> LowRank:
+    """Returns the adapters of the target layers.
 
+    targets: names of linear layers, here or in the model's class, or `all-linear`; default those of queries and values.
+    module_names: names of the modules in the model's class; None if they are not known.
+    joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
     if adapters.base not in BASES:
@@ -214,16 +233,34 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     _check_expert_adapters(tree, adapters, include)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(tree, include, adapters.is_parallel)
-    names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
-    for name in names:
-        if name not in layer_names:
+    layers_of_class = class_layers(tree, include, module_names)
+    joined = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
+    if targets is None:
+        targets = _default_targets(joined)
+        if not any(resolve_targets([target], layer_names, layers_of_class)[0] for target in targets):
             raise InputError(
-                f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
-                f"{ALL_LINEAR}.{suggest(name, layer_names)}"
+                f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
+                f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
+    names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
+    if list(targets) == [ALL_LINEAR]:
+        names, unknown_targets = list(layer_names), []
+    for target in unknown_targets:
+        names_in_class = {layer.projection: layer.layer for layer in joined}
+        known_names = list(dict.fromkeys(names_in_class.get(name, name) for name in layer_names))
+        raise InputError(
+            f"--lora-targets {target}: no linear layer has that name; expected some of {', '.join(known_names)}, or "
+            f"{ALL_LINEAR}.{suggest(target, known_names)}"
+        )
     _check_joined_targets(tree, adapters, names, include)
     _check_copied_modules(tree, adapters)
-    return replace(adapters, targets=frozenset(names))
+    return replace(adapters, targets=frozenset(names), joined_layers=joined)
+
+
+def _default_targets(joined: frozenset[ClassLayer]) -> tuple[str, ...]:
+    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class has both."""
+    layers = [layer.layer for layer in joined if layer.projection in DEFAULT_TARGETS]
+    return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
 def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str]) -> None:
@@ -252,8 +289,8 @@ def _check_magnitudes(adapters: LowRank) -> None:
 
 def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:
     """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
-    joined_layers = _joined(_linear_layers(tree, include), JOINED_PROJECTIONS) if adapters.is_parallel else ()
-    for joined_layer in joined_layers:
+    layers = _joined(linear_layers(tree, include), _megatron_layer) if adapters.is_parallel else ()
+    for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(names)) < len(fused_names):
             raise InputError(

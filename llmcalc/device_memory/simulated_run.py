@@ -161,6 +161,7 @@ def training_run(
             memory_use.adapters.quantized_experts,
             memory_use.adapters.experts,
             memory_use.adapters.has_magnitudes,
+            {(layer.module, layer.projection): layer.layer for layer in memory_use.adapters.joined_layers},
         )
     return Training(
         batch=memory_use.workload.batch,

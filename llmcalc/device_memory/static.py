@@ -33,9 +33,6 @@ from .optimizers.record import Optimizer, OptimizerState
 from .optimizers.registry import DEFAULT, optimizer, optimizers
 from .settings import NARROW_PRODUCTS, PRECISIONS, MemoryPhase, Settings
 
-DEFAULT_TARGETS = ("q_proj", "v_proj")
-"""Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
-
 
 @frozen
 class MemoryUse:
@@ -225,7 +222,7 @@ def memory(
         include = include | {TOWERS.name}
     count = ParameterCount(spec, spec.tree(), include)
     if settings.phase == "training":
-        return _training_memory(spec, count, settings)
+        return _training_memory(spec, count, settings, config)
     sizes = {} if quantized_sizes is None else quantized_sizes
     return _inference_memory(spec, count, settings, published_dtype, config, sizes)
 
@@ -286,13 +283,15 @@ def _unconverted_format(settings: Settings, published_dtype: str) -> str:
     return dtype(settings.dtype)
 
 
-def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+def _training_memory(
+    spec: ModelSpec, count: ParameterCount, settings: Settings, config: Mapping[str, Any] | Checkpoint | None
+) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weight_format, has_master = _training_formats(settings)
     record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(settings, count, weight_format)
+    adapters, adapter_dtype = _adapters_and_format(spec, settings, count, weight_format, config)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -401,16 +400,23 @@ def _optimizer_state(
     return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(copy_state)
 
 
-def _adapters_and_format(settings: Settings, count: ParameterCount, weight_format: str) -> tuple[LowRank | None, str]:
+def _adapters_and_format(
+    spec: ModelSpec,
+    settings: Settings,
+    count: ParameterCount,
+    weight_format: str,
+    config: Mapping[str, Any] | Checkpoint | None,
+) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
+    config: the checkpoint whose classes PEFT searches for layers; None or a plain table if it is not known.
     """
     if settings.lora_rank is None:
         return None, ""
     is_parallel = settings.lora_library in PARALLEL_LIBRARIES
-    default_targets = (ALL_LINEAR,) if is_parallel else DEFAULT_TARGETS
-    targets = default_targets if settings.lora_targets is None else settings.lora_targets
+    targets = (ALL_LINEAR,) if is_parallel and settings.lora_targets is None else settings.lora_targets
+    module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) and config.modules else None
     requested_adapters = LowRank(
         settings.lora_rank,
         frozenset(),
@@ -425,7 +431,8 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weight_forma
     )
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
-    adapters = low_rank(count.tree, requested_adapters, targets, count.include)
+    joins_as_class = requested_adapters.library == "peft" and settings.fused_qkv is None
+    adapters = low_rank(count.tree, requested_adapters, targets, count.include, module_names, joins_as_class)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 

@@ -189,7 +189,7 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
             op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
             children += branch_children
         elif item.name:
-            children.append(Node(item.name, item.op, **item.about))
+            children.append(Node(item.name, item.op, is_fused=bool(item.options.get("fused")), **item.about))
         elif item.op is not None:
             op = item.op
     return op, forms, children

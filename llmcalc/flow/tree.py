@@ -62,6 +62,7 @@ class Node:
     optional: the name of the optional part that it is (`mtp`), left out of totals by default; empty if it is none.
     source: the source of its formula.
     forms: name of a form → primitive that replaces `op` in some executions.
+    is_fused: whether the class computes this linear layer with others of the same input as one product.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Node:
     optional: str = ""
     source: str = ""
     forms: Mapping[str, Op] = field(default_factory=dict)
+    is_fused: bool = False
 
     def __repr__(self) -> str:
         content = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__

@@ -214,7 +214,7 @@ def memory_question(
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    launch = with_known_targets(with_published_weights(launch, preset), preset.model)
+    launch = with_known_targets(with_published_weights(launch, preset), preset.model, preset.checkpoint)
     launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launch)

@@ -5,6 +5,9 @@ Sources: arXiv:2106.09685, arXiv:2305.14314.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from ..algebra import Number
 from ..frozen import frozen
 from ..workload.lora import Base, Library, stored_bytes, stored_tensors
@@ -37,6 +40,8 @@ class Adapters:
         monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
     experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
+    joined_layers: (module, projection) → the layer that has it and its neighbours in the model's class, with one
+        adapter; none by default.
     """
 
     rank: int
@@ -51,6 +56,7 @@ class Adapters:
     quantized_experts: bool = False
     experts: bool = False
     has_magnitudes: bool = False
+    joined_layers: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def keeps_inputs(self) -> bool:

@@ -30,6 +30,9 @@ WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 """The projections that one product may compute together."""
 
+GATE_AND_UP = ("gate_proj", "up_proj")
+"""The projections that one product may compute together in a feed-forward network."""
+
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the model's layers."""
 

@@ -12,30 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from ...costs.adapter_targets import class_layers, joined_layers, resolve_targets
 from ...costs.adapters import linear_layer_names
+from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
 from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
 from .record import Launch
-
-ATTENTION = ("q_proj", "k_proj", "v_proj")
-
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("query_key_value", "Wqkv", "c_attn", "W_pack", "qkv_proj", "wqkv"), ATTENTION),
-    **dict.fromkeys(("dense", "out_proj", "wo"), ("o_proj",)),
-    "c_proj": ("o_proj", "down_proj"),
-    **dict.fromkeys(("dense_h_to_4h", "c_fc", "fc1", "fc_in"), ("up_proj",)),
-    **dict.fromkeys(("dense_4h_to_h", "fc2", "fc_out"), ("down_proj",)),
-    **dict.fromkeys(("gate_up_proj", "linear_fc1"), ("gate_proj", "up_proj")),
-    "linear_qkv": ATTENTION,
-    "linear_proj": ("o_proj",),
-    "linear_fc2": ("down_proj",),
-    "linear_q_proj": ("q_proj",),
-    "linear_q_down_proj": ("q_a_proj",),
-    "linear_q_up_proj": ("q_b_proj",),
-    "linear_kv_down_proj": ("kv_a_proj",),
-    "linear_kv_up_proj": ("kv_b_proj",),
-}
-"""A class's own name of a layer → the names here."""
 
 OTHER_MODULES = {
     **dict.fromkeys(("embed_in", "wte", "word_embeddings", "tok_embeddings"), "embed_tokens"),
@@ -50,25 +32,36 @@ LONGEST, MOST = 400, 200
 """Largest number of letters of an expression, and of names that it stands for."""
 
 
-def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with adapters on the model's layer names, and notes on translated names.
+def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
+    """Returns the run with adapters on the model's layers, and notes on translated names.
 
-    Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
+    The name of a layer that the model's class computes as one stays, because such a layer has one adapter. Names of
+    which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
+
+    checkpoint: the checkpoint whose classes have the modules; None if it is not known.
     """
     launched_run = _with_known_modules(launched_run, model)
     targets = launched_run.settings.get("lora_targets")
     if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
         return launched_run
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
-    names = linear_layer_names(model.tree(), is_parallel=is_parallel)
+    tree = model.tree()
+    names = linear_layer_names(tree, is_parallel=is_parallel)
+    module_names = checkpoint.names(tree, model.kind) if checkpoint is not None and checkpoint.modules else None
+    layers_of_class = class_layers(tree, frozenset(), module_names)
+    joined_projections = {layer.projection for layer in joined_layers((), layers_of_class)}
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        parts = [layer for word in _last_component_names(target) for layer in OTHER_NAMES.get(word, (word,))]
-        layers = [target] if target in names else [layer for layer in parts if layer in names]
+        target_words = [target] if target in names else _last_component_names(target)
+        layers, _ = resolve_targets(target_words, names, layers_of_class)
+        is_joined = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
+        if is_joined and not {*target_words} & {*names}:
+            known_targets |= dict.fromkeys(target_words)
+            continue
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
-            notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
+            notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(layers)}")
         elif not layers:
             notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
     if not known_targets:

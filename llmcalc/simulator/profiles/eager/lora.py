@@ -12,15 +12,13 @@ from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.tree import OpUse
 from ....ops import Linear
-from ....workload.lora import BLOCK, PROJECTIONS
+from ....workload.lora import BLOCK, GATE_AND_UP, PROJECTIONS
 from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape, count
 from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
 from .fake_quantization import FakeQuantizationKernels
 
-GATE = ("gate_proj", "up_proj")
-"""The projections that a class with `FeedForward.fused_gate` computes as one product."""
 TOGETHER = "qkv_proj"
 """The name of that product."""
 
@@ -150,11 +148,27 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a transformers class fuses a projection with others into one product, without adapters."""
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
+    def _joined_layer(self, operation: Step) -> str:
+        """Returns the layer in which the model's class has a projection with others; empty without such adapters."""
+        if self.adapters is None or operation.verb != "linear":
+            return ""
+        return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
+
     def _fused_projections(self, operation: Step) -> list[Step]:
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
+        joined_layer = self._joined_layer(operation)
+        if joined_layer:
+            joined_steps = [
+                scope_item
+                for scope_item in self.frames[-1].scope.items
+                if isinstance(scope_item, Step)
+                and self._joined_layer(scope_item) == joined_layer
+                and scope_item.ins[0] is operation.ins[0]
+            ]
+            return joined_steps if len(joined_steps) > 1 else []
         is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
-        projection_names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
+        projection_names = GATE_AND_UP if is_fused_by_its_class and operation.name in GATE_AND_UP else PROJECTIONS
         if operation.name not in projection_names or not (is_litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
         groups = [
@@ -172,19 +186,25 @@ class LoraKernels(FakeQuantizationKernels):
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
         x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
-        total_width = sum(widths)
+        total_width, layer_name = sum(widths), self._joined_layer(operations[0]) or TOGETHER
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
-        bias = self.weight(f"{TOGETHER}.bias", (total_width,)) if biased_steps else None
+        bias = self.weight(f"{layer_name}.bias", (total_width,)) if biased_steps else None
         if self._is_quantised(operations[0]):
-            weight = self._new_quantised_weight(TOGETHER, total_width, x.shape[-1])
+            weight = self._new_quantised_weight(layer_name, total_width, x.shape[-1])
         else:
-            weight = self.weight(f"{TOGETHER}.weight", (total_width, x.shape[-1]))
+            weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
         product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
+        self._name_gate(operations)
+
+    def _name_gate(self, operations: list[Step]) -> None:
+        """Keeps the half of a product that a variable names until the module returns."""
+        if operations[0].name in GATE_AND_UP:
+            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
@@ -228,8 +248,7 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        if operations[0].name in GATE:  # a variable names a half of the product until the module returns
-            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
+        self._name_gate(operations)
 
     def _with_adapters(
         self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor, bias: Tensor | None
@@ -245,7 +264,7 @@ class LoraKernels(FakeQuantizationKernels):
         if len(adapted_steps) < len(operations):
             names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
-        return self._add_adapter(TOGETHER, x, product, weight, bias)
+        return self._add_adapter(self._joined_layer(operations[0]) or TOGETHER, x, product, weight, bias)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""

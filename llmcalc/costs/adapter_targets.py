@@ -1,0 +1,116 @@
+"""Names of the linear layers that get a low-rank adapter, and the layers that a model's class computes as one.
+
+PEFT finds layers by the names in the model's class (peft/tuners/tuners_utils.py, `check_target_module_exists`), where
+queries, keys and values may be one layer with one adapter (`c_attn` of GPT-2, `qkv_proj` of Phi-3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..flow.module_names import ModuleNames
+from ..flow.tree import Node, Place
+from ..ops import Linear
+from ..workload.lora import GATE_AND_UP, PROJECTIONS
+from .trained_tensors import is_in_layer
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query_key_value", "Wqkv", "c_attn", "W_pack", "qkv_proj", "wqkv", "linear_qkv"), PROJECTIONS),
+    **dict.fromkeys(("dense", "out_proj", "wo", "linear_proj"), ("o_proj",)),
+    "c_proj": ("o_proj", "down_proj"),
+    **dict.fromkeys(("dense_h_to_4h", "c_fc", "fc1", "fc_in"), ("up_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "fc2", "fc_out", "linear_fc2"), ("down_proj",)),
+    **dict.fromkeys(("gate_up_proj", "linear_fc1"), GATE_AND_UP),
+    "linear_q_proj": ("q_proj",),
+    "linear_q_down_proj": ("q_a_proj",),
+    "linear_q_up_proj": ("q_b_proj",),
+    "linear_kv_down_proj": ("kv_a_proj",),
+    "linear_kv_up_proj": ("kv_b_proj",),
+}
+"""A layer's name in classes of several families → the names here."""
+
+USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(GATE_AND_UP, "gate_up_proj")}
+"""Projection → the usual name of the layer in which a class joins it with others."""
+
+
+class ClassLayer(NamedTuple):
+    """A projection as a model's class has it. module, projection: the names here. layer: the class's name of the layer.
+
+    is_joined: whether the class has the projection in one layer with other projections of the module.
+    """
+
+    module: str
+    projection: str
+    layer: str
+    is_joined: bool
+
+
+def linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
+    for node_position in tree.walk():
+        op = node_position.node.op
+        if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
+            yield node_position, op
+
+
+def class_layers(tree: Node, include: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
+    """Returns the projections inside the model's layers as the class has them.
+
+    module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
+    """
+    layer_names: dict[tuple[str, str], tuple[str, str]] = {}
+    for node_position, _ in linear_layers(tree, include):
+        node, parent = node_position.node, node_position.parent
+        name, published_names = node.name, () if module_names is None else module_names(_path_of_first(node_position))
+        if published_names:
+            name = published_names[0].rpartition(".")[2]
+        elif node.is_fused:
+            name = USUAL_CLASS_NAMES[node.name]
+        module, module_path = ("", "") if parent is None else (parent.node.name, _path_of_first(parent))
+        layer_names.setdefault((module, node.name), (name, module_path))
+    occurrences = Counter(layer_names.values())
+    return frozenset(
+        ClassLayer(module, projection, layer[0], occurrences[layer] > 1)
+        for (module, projection), layer in layer_names.items()
+    )
+
+
+def _path_of_first(node_position: Place) -> str:
+    """Returns the path of a node in the first copy of each module around it (`layers.0.self_attn.q_proj`)."""
+    node, parent = node_position.node, node_position.parent
+    if parent is None:
+        return ""
+    segment = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
+    return ".".join(filter(None, (_path_of_first(parent), segment)))
+
+
+def resolve_targets(
+    targets: Sequence[str], names: Sequence[str], layers_of_class: frozenset[ClassLayer]
+) -> tuple[list[str], list[str]]:
+    """Returns (the projections that the targets name, the targets that name no layer).
+
+    targets: names here, of the model's class, or of classes of other families. names: the projections of the model.
+    """
+    projections: dict[str, None] = {}
+    unknown_targets = []
+    for target in targets:
+        parts = [layer.projection for layer in layers_of_class if layer.layer == target]
+        parts = (
+            [target] if target in names else parts or [part for part in OTHER_NAMES.get(target, ()) if part in names]
+        )
+        projections |= dict.fromkeys(parts)
+        if not parts:
+            unknown_targets.append(target)
+    return list(projections), unknown_targets
+
+
+def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
+    """Returns the projections in joined layers, without layers of which a target names a projection alone.
+
+    Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
+    """
+    joined = [layer for layer in layers_of_class if layer.is_joined]
+    separate = {(layer.module, layer.layer) for layer in joined if layer.projection in targets}
+    return frozenset(layer for layer in joined if (layer.module, layer.layer) not in separate)
