@@ -242,6 +242,9 @@ def ask_engine_fit(
         )
     ]
     if not options:
+        if question.hardware is not None:
+            hardware = _served_accelerator(record, find_hardware(question.hardware))
+            record.memory_on(question.preset, hardware, version, flags_on(hardware))  # raises for sizes that were typed
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
     hardware, memory = options[0].hardware, options[0].memory

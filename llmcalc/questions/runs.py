@@ -378,6 +378,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
+    from ..studies.step_size import with_usual_micro_batches
 
     record = framework_of(layout) if launch is None else framework(launch.framework)
     check_precision(question.settings, record)
@@ -401,7 +402,10 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
             ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            ranks = Cluster.with_framework(memory_on_one, layout_of(layout), record, version)
+            stated_layout = layout_of(layout)
+            ranks = Cluster.with_framework(
+                with_usual_micro_batches(memory_on_one, stated_layout), stated_layout, record, version
+            )
         answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer

@@ -240,7 +240,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
     """
     micro_batches = memory.settings.num_microbatches
     if global_batch is None:
-        return micro_batches or 1
+        return micro_batches or layout.pp
     if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
     sequences_per_pass = layout.dp * int(memory.states.workload.batch)

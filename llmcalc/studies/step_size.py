@@ -6,7 +6,9 @@ usual step where all weights of a model that gives tokens are trained.
 
 from __future__ import annotations
 
+from ..device_memory.estimate import Memory
 from ..model import ModelSpec
+from ..parallel.layout import Layout
 
 STEP_TOKENS = 2**22
 """Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
@@ -28,3 +30,13 @@ def default_batch(seq: int, devices: int, micro_batch: int) -> int:
 def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
     """Whether all weights of a model that gives tokens are trained, whose usual steps have about 4M tokens."""
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
+
+
+def with_usual_micro_batches(memory: Memory, layout: Layout) -> Memory:
+    """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
+
+    A step of fewer micro-batches leaves stages idle, and none of them holds what it holds in a real step.
+    """
+    if layout.pp == 1 or memory.settings.phase != "training" or memory.settings.num_microbatches is not None:
+        return memory
+    return memory.with_(num_microbatches=layout.pp)

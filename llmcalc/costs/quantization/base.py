@@ -6,7 +6,7 @@ counted one by one, since a scheme may treat them differently. Each expert of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import reduce
 from itertools import chain
@@ -177,6 +177,13 @@ class Scheme:
         """
         raise TypeError(f"{type(self).__name__} stores nothing")
 
+    def refuses_shards(self, weight_sites: Iterable[WeightSite], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
+        """Returns the first weight of a rank, and why kernels cannot compute it; empty if they can compute all.
+
+        whole_shapes: path of a module → the shape of its weight in the whole model.
+        """
+        return ""
+
     def notes(self) -> list[str]:
         """Notes for the user about converted tensors and formats."""
         return [f"{self.label}: {self.source}", *self.remarks]
@@ -200,6 +207,26 @@ class QuantizedSize:
         return self.by_part.total
 
 
+def named_weight_sites(
+    spec: ModelSpec, scheme: Scheme, include: frozenset[str], names: ModuleNames | None
+) -> list[WeightSite]:
+    """Returns the weights of a model in tree order, with the published names that the scheme's lists are matched with.
+
+    Modules of multi-token prediction that are not included are looked up in these lists, too.
+    """
+    tree = spec.tree()
+    weight_sites = list(weight_sites_of(tree, include))
+    if scheme.reads_names:
+        names = names or ModuleNames(tree, spec.kind, {})
+        weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
+        included_paths = {site.path for site in weight_sites}
+        for path in (
+            site.path for site in weight_sites_of(tree, frozenset({MTP.name})) if site.path not in included_paths
+        ):
+            scheme.look_up(names(path))
+    return weight_sites
+
+
 def quantized_size(
     spec: ModelSpec,
     scheme: Scheme,
@@ -221,16 +248,7 @@ def quantized_size(
         raise InputError(
             f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
-    tree = spec.tree()
-    weight_sites = list(weight_sites_of(tree, include))
-    if scheme.reads_names:
-        names = names or ModuleNames(tree, spec.kind, {})
-        weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
-        included_paths = {site.path for site in weight_sites}
-        for path in (
-            site.path for site in weight_sites_of(tree, frozenset({MTP.name})) if site.path not in included_paths
-        ):
-            scheme.look_up(names(path))
+    weight_sites = named_weight_sites(spec, scheme, include, names)
     text_sites = [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name]
     towers = [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:

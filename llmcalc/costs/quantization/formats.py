@@ -30,6 +30,7 @@ from .base import Parts
 
 FP32, INT32 = 4, 4
 Whole: TypeAlias = Literal["row", "tensor"]
+Shape: TypeAlias = tuple[Number, Number]
 
 
 EXL3_SIDE = 128
@@ -54,6 +55,13 @@ class LinearFormat:
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
+        return ""
+
+    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+        """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
+
+        shard, whole: (n_out, n_in) of the part and of the matrix.
+        """
         return ""
 
     def describe(self) -> str:
@@ -105,6 +113,22 @@ class FP8(LinearFormat):
             scales=scales * scale_bytes,
             other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
         )
+
+    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+        """Returns the dimension that ranks divide inside a block of weights with one scale.
+
+        Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
+        SGLang's fp8.py has the same checks.
+        """
+        if not isinstance(self.over, tuple):
+            return ""
+        dimensions = zip(("rows", "columns"), shard, whole, self.over, strict=True)
+        reasons = (
+            _indivisible_reason(dimension, shard_size, block_size, "the block of")
+            for dimension, shard_size, whole_size, block_size in dimensions
+            if shard_size != whole_size and whole_size % block_size == 0  # others are left unconverted by checkpoints
+        )
+        return next(filter(None, reasons), "")
 
     def describe(self) -> str:
         scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]

@@ -13,7 +13,7 @@ Unconverted tensors:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
@@ -114,6 +114,16 @@ class LinearScheme(Scheme):
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
+
+    def refuses_shards(self, weight_sites: Iterable[WeightSite], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
+        for site in weight_sites:
+            shape, whole_shape = site.tensor.shape[-2:], whole_shapes.get(site.path, ())[-2:]
+            if len(shape) == len(whole_shape) == 2 and shape != whole_shape:
+                linear_format = self._format_of_tensor(site)
+                reason = "" if linear_format is None else linear_format.refuses_shard(shape, whole_shape)
+                if reason:
+                    return f"{site.path}: {reason}"
+        return ""
 
     def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""

@@ -13,6 +13,7 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
+from ...costs.quantization.base import named_weight_sites, weight_sites_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
@@ -159,6 +160,30 @@ class EngineRank:
                 f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
                 "another scheme"
             ) from None
+
+    def check_divided_blocks(self, layout: Layout | None = None) -> None:
+        """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).
+
+        layout: the layout of all devices, with expert parallelism; default that of the rank.
+        """
+        if self.layout.tp == 1 or self.scheme == "mxfp4":
+            return
+        quantized = self._memory_use(self.model, self.scheme).quantized
+        if quantized is None:
+            return
+        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
+        checkpoint = self.preset.checkpoint
+        names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
+        rank_sites = named_weight_sites(model, quantized.scheme, include, names)
+        whole_sites = weight_sites_of(self.preset.model.tree(), include)
+        reason = quantized.scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
+        if reason:
+            remedy = "experts that ranks do not divide (--ep), " if ".experts." in reason else ""
+            raise ImpossibleLayout(
+                f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, {reason}, "
+                f"which no kernel computes; expected a smaller --tp, {remedy}or another scheme"
+            )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""

@@ -500,6 +500,7 @@ class Server(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
+        rank.check_divided_blocks()
         rope_element_bytes = 4 if self.has_class_of(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.widths
