@@ -6,7 +6,6 @@ figure is absent, never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -269,11 +268,3 @@ class Fit:
         if self.left_bytes >= 0:
             return "fits"
         return "tight" if self.left_bytes + self.fragmentation >= 0 else "no"
-
-
-def fits(needed_bytes: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
-    """Returns whether the required bytes fit on each accelerator alone, smallest memory first."""
-    return sorted(
-        (Fit(accelerator, needed_bytes, fragmentation) for accelerator in hardware),
-        key=lambda fit: (fit.capacity, fit.hardware.name),
-    )

@@ -97,6 +97,7 @@ class DeviceMemory:
     moments: phase → the bytes of tensors at its peak, by kind.
     terms: the parts of `device_bytes`, each with its evidence.
     host: what the run keeps on the host for this device, beside `device_bytes`; default nothing.
+    paged_bytes: bytes of `device_bytes` that the driver moves to the host where the device is full; default 0.
     """
 
     exact_bytes: int
@@ -110,6 +111,7 @@ class DeviceMemory:
     moments: Mapping[str, Mapping[str, int]]
     terms: tuple[Term, ...]
     host: tuple[Term, ...] = ()
+    paged_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
@@ -123,7 +125,8 @@ class DeviceMemory:
 
     def fit_on(self, hardware: Hardware) -> Fit:
         """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
-        return Fit(hardware, self.device_bytes, self.fragmentation)
+        moved_bytes = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
+        return Fit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
 
 
 TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)

@@ -34,7 +34,7 @@ from .device_memory import (
     with_evidence,
 )
 from .evidence import evidence_of_run
-from .host import host_terms, paged_bytes, with_paged_states
+from .host import host_terms, with_paged_states
 from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
@@ -106,8 +106,7 @@ class Memory:
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
         counted_run = self._counted_run_on(self.runtime).run
-        least_bytes = counted_run.least_bytes(self.runtime.context, self._unreplayed_bytes())
-        return least_bytes + paged_bytes(self.states)
+        return counted_run.least_bytes(self.runtime.context, self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:

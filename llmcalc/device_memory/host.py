@@ -54,7 +54,12 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
     if not paged_state_bytes:
         return device
     term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
-    return replace(device, device_bytes=device.device_bytes + paged_state_bytes, terms=(*device.terms, term))
+    return replace(
+        device,
+        device_bytes=device.device_bytes + paged_state_bytes,
+        terms=(*device.terms, term),
+        paged_bytes=paged_state_bytes,
+    )
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..accelerator import Fit, Hardware, fits
+from ..accelerator import Fit, Hardware
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 ASSUMED = "H100"
 """The accelerator whose runtime is assumed where none is named."""
+
+
+def _by_capacity(fit: Fit) -> tuple[int, str]:
+    """Returns a key that sorts verdicts by the accelerator's memory, smallest first."""
+    return fit.capacity, fit.hardware.name
 
 
 @frozen(repr=False)
@@ -58,7 +63,7 @@ class MemoryAnswer(Answer):
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
-            return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)
+            return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_by_capacity)
         expandable = self.memory.settings.allocator == "expandable"
         return [
             self.largest_on(runtime_of(hardware, self.workspace, expandable)).fit_on(hardware)

@@ -12,6 +12,7 @@ from typing import Any
 from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
+from ..device_memory.host import paged_bytes
 from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen
@@ -110,7 +111,9 @@ def largest_run(
     def needed_bytes(name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
         least_bytes = run_of_size(name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
-        return least_bytes if least_bytes > capacity else run_of_size(name, candidate_size).device.device_bytes
+        return (
+            least_bytes if least_bytes > capacity else run_of_size(name, candidate_size).device.fit_on(hardware).needed
+        )
 
     block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
 
@@ -309,9 +312,9 @@ def _evaluate_changes(
 
 
 def least_static_bytes(memory: Memory) -> int:
-    """Returns a lower bound of a device's bytes: weights, their copies and, in training, optimizer states."""
+    """Returns a lower bound of a device's bytes: weights, their copies and, in training, states that do not page."""
     states = memory.states
-    return int(states.weights + states.master_weights + states.optimizer_bytes)
+    return int(states.weights + states.master_weights + states.optimizer_bytes) - paged_bytes(states)
 
 
 def devices_option(devices: int, layout: Layout | None, users: int | None = None) -> str:

@@ -117,7 +117,7 @@ def test_users_on_screens_are_those_of_all_data_parallel_ranks() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm==0.11.0", "vllm", "sglang"])
 def test_blocks_with_a_scale_that_ranks_divide_are_refused(engine: str, run: Callable[..., Result]) -> None:
-    """vllm#17569: "output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"."""
+    """vllm#17569: "The output_size of gate's and up's weight = 192 is not divisible by … block_n = 128"."""
     words = f"memory qwen3-30b-a3b --quantize fp8-block128 --engine {engine} --hardware l40s".split()
     assert "192 rows are not a multiple of the block of 128" in run(*words, "--tp", "4").error
     whole_experts = "--enable-expert-parallel" if engine.startswith("vllm") else "--ep-size=4"

@@ -66,6 +66,20 @@ def test_paged_states_are_those_of_large_tensors() -> None:
     assert host("gpt2", optimizer="adamw_8bit") == {}
 
 
+def test_paged_states_leave_a_full_device() -> None:
+    """torchtune's recipe of an 8B on 24 GB: 15 GiB of states page to the host, and all else fits."""
+    settings: dict[str, Any] = {
+        "optimizer": "paged-adamw-8bit", "recompute": "full", "cross_entropy": "split", "optimizer_in_backward": True,
+        "seq": 2048,
+    }  # fmt: skip
+    answer: Any = llmcalc.memory("llama3.1-8b", hardware="rtx-4090", **{**TRAINING, **settings})
+    (fit,) = answer.fits
+    assert answer.device.device_bytes > fit.capacity
+    assert (fit.verdict, fit.left_bytes) == ("fits", 0)
+    bigger: Any = llmcalc.memory("llama3.1-8b", hardware="rtx-4090", **{**TRAINING, **settings, "seq": 8192})
+    assert [fit.verdict for fit in bigger.fits] == ["no"]
+
+
 @pytest.mark.parametrize("pins", [False, True])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_offload(tmp_path: Path, stage: int, pins: bool) -> None:
