@@ -46,13 +46,17 @@ if TYPE_CHECKING:
 
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
 MasterWeights: TypeAlias = Literal["fp32", "none"]
-Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"]
+Precision: TypeAlias = Literal[
+    "bf16", "bf16-master", "fp16", "fp16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"
+]
 ZeroGrad: TypeAlias = Literal["none", "zeros"]
 Allocator: TypeAlias = Literal["segments", "expandable"]
 
 PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
     "bf16": ("bfloat16", "none"),
     "bf16-master": ("bfloat16", "fp32"),
+    "fp16": ("float16", "none"),
+    "fp16-master": ("float16", "fp32"),
     "autocast": ("float32", "none"),
     "fp32": ("float32", "none"),
     "fp8": ("bfloat16", "fp32"),
@@ -62,7 +66,7 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
 """Training precision → number format of the weights, and format of the master copy that the optimizer updates.
 
 bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
-autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
+fp16 and fp16-master are the same with fp16 in place of bf16. autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
 fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`NARROW_PRODUCTS`).
 """
 
@@ -148,9 +152,10 @@ class Settings:
     precision: Annotated[
         Precision | None,
         Setting(
-            "In training bf16, bf16-master, autocast, fp32, fp8, mxfp8 or nvfp4. bf16-master has bf16 weights and "
-            "gradients and fp32 master weights and states; autocast keeps weights in fp32; the last three are "
-            "bf16-master with products in 8 or 4 bits.",
+            "In training bf16, bf16-master, fp16, fp16-master, autocast, fp32, fp8, mxfp8 or nvfp4. bf16-master has "
+            "bf16 weights and gradients and fp32 master weights and states, fp16-master fp16 ones (the default on "
+            "GPUs without bf16); autocast keeps weights in fp32; the last three are bf16-master with products in 8 or "
+            "4 bits.",
             "Precision and kernels",
             "bf16-master",
             TRAINING,

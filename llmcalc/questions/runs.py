@@ -104,7 +104,17 @@ class RunQuestion(RunOptions):
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
+        if self._trains_in_float16:
+            settings = settings.with_(precision="fp16-master")
         return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
+
+    @property
+    def _trains_in_float16(self) -> bool:
+        """Whether the run is training in 16 bits of no stated format, on an accelerator without bfloat16."""
+        settings = self.settings
+        has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
+        lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
+        return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""

@@ -383,8 +383,9 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     if settings.lora_rank is None:
         if settings.optimizer in (None, "adamw"):
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
-        if settings.precision is None and settings.dtype is None:
-            costly_changes.append({"precision": "bf16"})
+        pure_precisions = {None: "bf16", "fp16-master": "fp16"}
+        if settings.precision in pure_precisions and settings.dtype is None:
+            costly_changes.append({"precision": pure_precisions[settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapters, {**adapters, "base": "nf4"}]
     elif settings.base is None:

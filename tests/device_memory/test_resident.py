@@ -174,6 +174,17 @@ def test_it_fits_to_the_last_byte() -> None:
     assert exact.share == 1
 
 
+@pytest.mark.parametrize(
+    ("hardware", "precision"), [("v100-32gb", "fp16-master"), ("t4", "fp16-master"), ("a100", "bf16-master")]
+)
+def test_training_is_in_the_16_bits_that_an_accelerator_has(hardware: str, precision: str) -> None:
+    stated, usual = (
+        llmcalc.memory("gpt2", phase="training", hardware=hardware, seq=256, precision=name).document["memory"]
+        for name in (precision, None)
+    )
+    assert stated == usual
+
+
 # Rejected settings
 
 
