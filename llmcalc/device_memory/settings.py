@@ -66,7 +66,8 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
 """Training precision → number format of the weights, and format of the master copy that the optimizer updates.
 
 bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
-fp16 and fp16-master are the same with fp16 in place of bf16. autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
+fp16 and fp16-master have fp16 in place of bf16.
+autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
 fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`NARROW_PRODUCTS`).
 """
 

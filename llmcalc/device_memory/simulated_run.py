@@ -123,8 +123,8 @@ def training_run(
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if settings.optimizer_offload:
         raise InputError(
-            "--optimizer-offload: without Megatron-Core the optimizer runs where the weights are; expected "
-            "--framework megatron --zero 1 with --devices, or a DeepSpeed config with offload_optimizer in --launch"
+            "--optimizer-offload: expected --framework megatron --zero 1 with --devices (llmcalc memory counts that of "
+            "--framework deepspeed --zero 2, too), or an FSDP config with fsdp_offload_params in --launch"
         )
     if settings.fake_quantize is not None and settings.compile:
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")

@@ -100,3 +100,14 @@ def test_zero_offload(tmp_path: Path, stage: int, pins: bool) -> None:
     assert terms == {"fp32 weights and gradients": weights, "optimizer states": 8 * half, "buffers": buffers}
     assert data["host_bytes"] == sum(terms.values())
     assert {term["status"] for term in data["host"]} == {"source"}
+
+
+def test_the_option_of_zero_offload_is_that_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "zero.json"
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    batch = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    file.write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}, **batch}))
+    launched: Any = llmcalc.memory("gpt2", launch=file, devices=2, seq=64)
+    options: dict[str, Any] = {"phase": "training", "framework": "deepspeed", "devices": 2, "zero": 2, "seq": 64}
+    typed: Any = llmcalc.memory("gpt2", optimizer_offload=True, **options)
+    assert typed.report().data["memory"] == launched.report().data["memory"]

@@ -136,6 +136,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
             f"{MOST_LAYERS:,}"
         )
     settings = settings_of(layout, training_run.own_settings, training_run.version)
+    if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
+        settings = replace(settings, offload_optimizer="cpu")
+        memory_estimate = memory_estimate.with_(optimizer_offload=None)
     training_config = memory_estimate.training(cuda_runtime)
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
         option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
