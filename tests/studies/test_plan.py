@@ -580,4 +580,4 @@ def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) ->
 def test_an_optimizer_on_the_host_names_the_frameworks_that_have_one(run: Any) -> None:
     code, _, err = run("memory", SMALL, "--devices", "2", "--optimizer-offload", "--seq", "64")
     assert code == 2
-    assert "expected --framework megatron --zero 1 with --devices (llmcalc memory counts that of --framework deep" in err
+    assert "expected --framework megatron --zero 1 with --devices (llmcalc memory counts that of --framework" in err

@@ -110,7 +110,6 @@ REFUSED = {
     "tiled_mlp": "tiled networks are not modelled",
     "selective_checkpointing": "selective checkpointing is not modelled",
     "auto_find_batch_size": "it is modelled without",
-    "lora_target_parameters": "adapters of experts are not modelled",
     "llama4_linearized_experts": "experts as linear layers are not modelled",
     "use_scattermoe": "ScatterMoE's kernels are not modelled",
     "use_sonicmoe": "SonicMoE's kernels are not modelled",
@@ -350,10 +349,14 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout=config.get("lora_dropout"),
         has_magnitudes=reader.flag(config, "peft_use_dora"),
+        expert_parameters=("lora_target_parameters", config.get("lora_target_parameters")),
     )
     if adapter == "qlora" and config.get("load_in_4bit") is not False:
         adapter_settings["base"] = _four_bit_format(reader, config)
         if reader.flag(config, "quantize_moe_experts"):
+            if "lora_experts" in adapter_settings:
+                reason = "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
+                reader.unknown["lora_target_parameters"] = reason
             adapter_settings["quantized_experts"] = True
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"

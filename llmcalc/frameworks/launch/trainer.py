@@ -467,6 +467,7 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 16)),
         targets=("lora_target_modules", config.get("lora_target_modules")),
+        expert_parameters=("lora_target_parameters", config.get("lora_target_parameters")),
         modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
         dropout=config.get("lora_dropout"),
         has_magnitudes=reader.flag(config, "use_dora"),
@@ -481,14 +482,28 @@ def lora_settings(
     modules_to_save: tuple[str, Any] = ("", None),
     dropout: Any = None,
     has_magnitudes: Any = False,
+    expert_parameters: tuple[str, Any] = ("", None),
 ) -> dict[str, Any]:
     """Returns the settings of LoRA adapters.
 
     rank, targets, modules_to_save: the argument's name and its value; None for the default.
     dropout: the dropout of the adapters' input; None or 0 for none.
     has_magnitudes: whether adapters train magnitudes, too (DoRA); false by default.
+    expert_parameters: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
+        none. Both weights of the experts are modelled together.
     """
     adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
+    argument_name, parameter_names = expert_parameters
+    if parameter_names:
+        listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names
+        if not isinstance(listed_names, list) or {str(name).strip().rpartition(".")[2] for name in listed_names} != {
+            "gate_up_proj",
+            "down_proj",
+        }:
+            reader.unknown[argument_name] = (
+                "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
+            )
+        adapter_settings["lora_experts"] = True
     for setting, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if written_names in (None, [], ""):
             continue

@@ -122,8 +122,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
-        without = ("lora_target_parameters", "cast_lm_head_to_fp32")
-        reader.refuse_set(config, dict.fromkeys(without, "it is modelled without"))
+        reader.refuse_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
         run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length)

@@ -363,6 +363,14 @@ def test_experts_in_4_bits_of_axolotl() -> None:
         changed("axolotl_qlora.yaml", **changes | {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True})
 
 
+def test_adapters_of_experts_of_axolotl() -> None:
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    assert changed("axolotl_qlora.yaml", lora_target_parameters=experts).settings["lora_experts"] is True
+    for changes in ({"lora_target_parameters": experts[:1]}, {"quantize_moe_experts": True}):
+        with pytest.raises(InputError, match="lora_target_parameters"):
+            changed("axolotl_qlora.yaml", **{"lora_target_parameters": experts, **changes})
+
+
 def test_muon_and_pissa_of_llama_factory() -> None:
     muon = changed("llama_factory_galore.yaml", use_galore=None, galore_layerwise=None, use_muon=True)
     assert (muon.settings["optimizer"], muon.settings["optimizer_impl"]) == ("muon", "loop")
