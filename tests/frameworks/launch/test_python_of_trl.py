@@ -1,0 +1,94 @@
+"""Python scripts of TRL and of the Trainer, as users write them, are read without running them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import read_launch
+
+SUPERVISED = """
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+
+model_id, rank = "meta-llama/Llama-3.1-8B", 64
+name = "meta-llama/Llama-3.1-8B"
+few_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForCausalLM.from_pretrained(
+    name, quantization_config=few_bits, torch_dtype=torch.bfloat16, attn_implementation="flash_attention_2"
+)
+adapters = LoraConfig(r=32, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+args = SFTConfig(output_dir="x", per_device_train_batch_size=2, optim="paged_adamw_8bit", max_length=2048)
+SFTTrainer(model=model, args=args, peft_config=adapters, train_dataset=data(name)).train()
+"""
+
+POLICY = """
+from trl import GRPOConfig, GRPOTrainer
+
+def reward(completions):
+    return [len(text) for text in completions]
+
+args = GRPOConfig(output_dir="out", num_generations=4, max_completion_length=256)
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=reward, args=args, train_dataset=load("x")).train()
+"""
+
+PLAIN = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+def main():
+    model = AutoModelForCausalLM.from_pretrained("EleutherAI/pythia-1.4b")
+    args = TrainingArguments("out", per_device_train_batch_size=4, bf16=True, gradient_checkpointing=True)
+    Trainer(model=model, args=args, train_dataset=load("x")).train()
+"""
+
+
+def settings_of(tmp_path: Path, text: str) -> tuple[str, dict[str, Any]]:
+    """The model and the settings of a script."""
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    launch = read_launch(file, 1)
+    return launch.target, dict(launch.settings)
+
+
+def test_supervised_training_with_adapters_on_weights_in_4_bits(tmp_path: Path) -> None:
+    model, settings = settings_of(tmp_path, SUPERVISED)
+    assert model == "meta-llama/Llama-3.1-8B"
+    wanted = {"lora_rank": 32, "lora_targets": ("q_proj", "v_proj"), "base": "nf4-dq", "batch": 2, "seq": 2048,
+              "attn_implementation": "flash", "optimizer": "paged-adamw-8bit-trainer", "dtype": "bf16"}  # fmt: skip
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def test_reinforcement_learning_of_a_model_that_the_trainer_names(tmp_path: Path) -> None:
+    model, settings = settings_of(tmp_path, POLICY)
+    assert (model, settings["batch"], settings["seq"]) == ("Qwen/Qwen2.5-0.5B-Instruct", 8, 256)
+    assert "lora_rank" not in settings
+
+
+def test_the_trainer_of_transformers_has_its_own_defaults(tmp_path: Path) -> None:
+    model, settings = settings_of(tmp_path, PLAIN)
+    assert (model, settings["batch"], settings["recompute"]) == ("EleutherAI/pythia-1.4b", 4, "full")
+    assert "recompute" not in settings_of(tmp_path, PLAIN.replace(", gradient_checkpointing=True", ""))[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "per_device_train_batch_size=2",
+            "per_device_train_batch_size=int(sys.argv[1])",
+            "is known only when the file",
+        ),
+        ("max_length=2048", "max_lenght=2048", "max_lenght"),
+        ('optim="paged_adamw_8bit"', 'optim="adamw_16bit"', "'adamw_16bit' is not modelled"),
+        ("args = SFTConfig(", "class SFTConfig(", "not valid Python"),
+    ],
+)
+def test_what_a_script_leaves_open_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        settings_of(tmp_path, SUPERVISED.replace(old, new))
