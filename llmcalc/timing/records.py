@@ -60,6 +60,8 @@ class Generation(Record):
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
+    tiles: tuple[tuple[int, int, Share], ...]
+    filled: Share
     matrix_units: bool
     unaligned: tuple[Share, Share]
     kernel_start: float
