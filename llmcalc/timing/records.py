@@ -171,6 +171,8 @@ class Stack(Record):
     first_token: float = 0.0
     latency: float = 1.0
     layer_wait: float = 0.0
+    hides_hops: bool = False
+    scatters_hops: bool = False
     exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
     unpadded: bool = False

@@ -47,7 +47,7 @@ STACKS = {
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
-    "aleph-alpha": "megatron-no-overlap",
+    "aleph-alpha": "aleph-alpha-scaling",
     "llm-foundry": "llm-foundry-2023",
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
