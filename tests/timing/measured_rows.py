@@ -48,6 +48,7 @@ STACKS = {
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
     "aleph-alpha": "aleph-alpha-scaling",
+    "flagperf-megatron": "megatron-no-overlap",
     "llm-foundry": "llm-foundry-2023",
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
