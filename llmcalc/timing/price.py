@@ -518,13 +518,13 @@ class TimeEstimator:
 
         Experts in one network domain share a copy of a token, but for decoded tokens: their kernels send every copy
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
-        products.
+        products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
         ranks, copies = layer_message.collective.ranks, layer_message.copies
         format_share = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
-        if self.rank_pass.phase == "decode":
+        if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return format_share
         domains = maximum(1.0, ranks / self.device.domain)
         copies_of_domains = _copies_per_domain(domains, copies, layer_message.groups)

@@ -157,6 +157,7 @@ class Stack(Record):
     gathers_casts: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
     exchange: str = ""
+    sends_copies: bool = False
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
