@@ -128,7 +128,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
 
 
 def test_products_of_an_a100_run_in_waves_of_tiles() -> None:
-    """2,048 x 2,048 outputs are 512 tiles of 64 x 128, whose five waves fill 0.948 of the 108 units, at 0.8 of the rate.
+    """2,048 x 2,048 outputs are 512 tiles of 64 x 128, whose five waves fill 0.948 of 108 units, at 0.8 of the rate.
 
     128 tiles of 256 x 128 would fill two waves by 0.593. Units of Hopper have no waves of whole tiles.
     """
