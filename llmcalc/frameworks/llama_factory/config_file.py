@@ -6,14 +6,16 @@ Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and def
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ...sources.huggingface.family import field_names
-from ..frozen_model import FrozenModel
+from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
+    LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     attention_settings,
@@ -154,9 +156,11 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
             reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
-            run_settings |= pair_settings(
-                reader, str(reader.value(config, "pref_loss", "sigmoid")), run_settings, _reference_model(config)
-            )
+            loss = str(reader.value(config, "pref_loss", "sigmoid"))
+            run_settings |= pair_settings(reader, loss, run_settings, _reference_model(config))
+            if loss not in LOSSES_WITHOUT_REFERENCE:
+                is_copy = isinstance(reader.frozen, FrozenModel)
+                reader.frozen = replace(_reference_model(config), loss=POLICY_LOGITS) if is_copy else POLICY_LOGITS
         elif stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
         if config.get("use_eaft_loss"):
@@ -164,6 +168,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
         return trainer_launch(reader, config, run_settings, shipped=DEEPSPEED_CONFIGS)
+
+
+POLICY_LOGITS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
+"""The trained model's logits in fp32, which metrics read when the reference model's have been computed beside them."""
 
 
 def _reference_model(config: Table) -> FrozenModel:

@@ -371,6 +371,14 @@ def test_adapters_of_experts_of_axolotl() -> None:
             changed("axolotl_qlora.yaml", **{"lora_target_parameters": experts, **changes})
 
 
+def test_dpo_of_llama_factory_keeps_the_logits_of_the_policy() -> None:
+    """Until its metrics are computed, after the pass of the reference model: one more copy in float32."""
+    pairs = changed("llama_factory_qlora.yaml", stage="dpo")
+    assert isinstance(pairs.frozen, SecondLoss)
+    assert (pairs.frozen.width, pairs.frozen.name) == (4, "logits of the policy")
+    assert changed("llama_factory_qlora.yaml", stage="dpo", pref_loss="simpo").frozen is None
+
+
 def test_muon_and_pissa_of_llama_factory() -> None:
     muon = changed("llama_factory_galore.yaml", use_galore=None, galore_layerwise=None, use_muon=True)
     assert (muon.settings["optimizer"], muon.settings["optimizer_impl"]) == ("muon", "loop")
