@@ -240,6 +240,15 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
+    def share_parameter_counts(self, estimate: PeakEstimate) -> None:
+        """Shares the counted parameters, and the bytes of them, with an estimate of the same model's other runs."""
+        if self.spec is estimate.spec and (self.per_parameter, self.include, self.pads) == (
+            estimate.per_parameter,
+            estimate.include,
+            estimate.pads,
+        ):
+            self._parameters, self._static = estimate._parameters, estimate._static
+
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
 
@@ -276,20 +285,17 @@ class PeakEstimate:
         largest_stage = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
         return peaks[largest_stage], largest_stage
 
+    def first_rank_bytes(self, layout: Layout, micro_batches: int) -> int:
+        """Returns the peak bytes of the first rank, no more than those of the largest rank, from fewer measurements."""
+        return self._rank_peak(layout, 0, self._stages_by_rank(layout, micro_batches)[0], micro_batches)
+
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage.
 
         A rank with the layers of the rank before has no more micro-batches in flight. In a schedule with one direction
         it has that rank's peak here, which is no smaller than its own.
         """
-        check(layout, distinct_micro_batches(layout, micro_batches))
-        stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
-        for stage in stages(layout, self.layers):
-            stages_by_rank[stage.rank].append(stage)
-        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
-            stages_by_rank = [
-                [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
-            ]
+        stages_by_rank = self._stages_by_rank(layout, micro_batches)
         peaks: list[int] = []
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
@@ -299,6 +305,18 @@ class PeakEstimate:
             peaks.append(peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches))
             previous_key = key
         return peaks
+
+    def _stages_by_rank(self, layout: Layout, micro_batches: int) -> list[list[Stage]]:
+        """Returns the pipeline stages of each rank, of a schedule that can run so many micro-batches."""
+        check(layout, distinct_micro_batches(layout, micro_batches))
+        stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
+        for stage in stages(layout, self.layers):
+            stages_by_rank[stage.rank].append(stage)
+        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
+            stages_by_rank = [
+                [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
+            ]
+        return stages_by_rank
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.

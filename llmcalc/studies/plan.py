@@ -90,11 +90,15 @@ class LayoutEstimates:
     memory: Memory
     framework: Framework
     _with: dict[str, LayoutEstimates] = field(default_factory=dict)
+    _without_recompute: LayoutEstimates | None = None
 
     @cached_property
     def estimates_as_configured(self) -> PeakEstimate:
         """The memory estimates with the recomputation that the run's settings state."""
-        return self.framework.estimate(self.memory)
+        estimate = self.framework.estimate(self.memory)
+        if self._without_recompute is not None:
+            estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
+        return estimate
 
     @property
     def recomputed(self) -> LayoutEstimates:
@@ -106,7 +110,8 @@ class LayoutEstimates:
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
-            self._with[value] = LayoutEstimates(self.memory.with_(recompute=value), self.framework)
+            recomputing_memory = self.memory.with_(recompute=value)
+            self._with[value] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
         return self._with[value]
 
 
@@ -297,6 +302,9 @@ def plan_of(
     def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
 
+    def first_rank_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
+        return estimates.with_recompute(recompute).estimates_as_configured.first_rank_bytes(layout, micro_batch_count)
+
     plan = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
@@ -307,6 +315,7 @@ def plan_of(
         None if layout_times is None else step_seconds,
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
         least_bytes,
+        first_rank_bytes,
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
@@ -418,6 +427,8 @@ class LayoutOrder:
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
         least; default none.
+    first_rank_bytes: (layout, micro-batches, recomputation) → bytes of the tensors of its first rank, which are known
+        sooner than those of its largest; default none.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     """
 
@@ -430,6 +441,7 @@ class LayoutOrder:
     step_seconds: Callable[[Layout, int, str], float] | None = None
     recomputations: Sequence[str] = (AS_CONFIGURED,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
+    first_rank_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     budget: Budget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -541,10 +553,18 @@ class LayoutOrder:
         except InputError:
             return 0
 
-    def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
-        """Whether a lower bound of a run's bytes exceeds the capacity."""
+    def _is_too_large(
+        self, layout: Layout, micro_batches: int, recompute: str, estimates_first_rank: bool = False
+    ) -> bool:
+        """Whether a lower bound of a run's bytes exceeds the capacity.
+
+        estimates_first_rank: whether the bytes of the first rank are a bound too, false by default.
+        """
+        bounds = (self.least_bytes, *([self.first_rank_bytes] if estimates_first_rank else []))
         try:
-            return self.errors.lower_bound(self.least_bytes(layout, micro_batches, recompute)) > self.capacity
+            return any(
+                self.errors.lower_bound(bound(layout, micro_batches, recompute)) > self.capacity for bound in bounds
+            )
         except InputError:
             return False
 
@@ -561,7 +581,8 @@ class LayoutOrder:
         skips_value = False
         for recompute in values:
             layout_run = layout, micro_batches, recompute
-            if only_fitting and _kernel_sizes(layout) in self._measured and self._is_too_large(*layout_run):
+            has_kernels = only_fitting and _kernel_sizes(layout) in self._measured
+            if has_kernels and self._is_too_large(*layout_run, estimates_first_rank=recompute != values[-1]):
                 skips_value = True
                 continue
             try:
