@@ -55,7 +55,7 @@ def test_a_shared_measurement_gives_the_bytes_of_all_layers() -> None:
 
 
 def test_a_rank_that_is_measured_already_tells_that_a_layout_is_too_large() -> None:
-    """Of two stages the second one is measured already, and exceeds the bytes by itself: the first one is not measured."""
+    """The second of two stages is measured already and exceeds the bytes by itself: the first one is not measured."""
     estimate, _ = estimate_of()
     layout = Layout(pp=2, pp_layout=(13, 14))
     largest, _ = estimate.largest_rank(layout, 2)
