@@ -240,6 +240,15 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
+    def share_parameter_counts(self, estimate: PeakEstimate) -> None:
+        """Shares the counted parameters, and the bytes of them, with an estimate of the same model's other runs."""
+        if self.spec is estimate.spec and (self.per_parameter, self.include, self.pads) == (
+            estimate.per_parameter,
+            estimate.include,
+            estimate.pads,
+        ):
+            self._parameters, self._static = estimate._parameters, estimate._static
+
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
 
@@ -276,12 +285,32 @@ class PeakEstimate:
         largest_stage = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
         return peaks[largest_stage], largest_stage
 
+    def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
+        """Whether the peak bytes of any rank are too large, with no more measurements than show it.
+
+        Ranks whose stages are measured already come first.
+        """
+        ranks = sorted(
+            self._distinct_ranks(layout, micro_batches).items(), key=lambda rank: self._needs_measuring(layout, rank[1])
+        )
+        return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in ranks)
+
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage.
 
         A rank with the layers of the rank before has no more micro-batches in flight. In a schedule with one direction
         it has that rank's peak here, which is no smaller than its own.
         """
+        distinct_ranks, peaks = self._distinct_ranks(layout, micro_batches), list[int]()
+        for rank in range(layout.pp):
+            rank_stages = distinct_ranks.get(rank)
+            peaks.append(
+                peaks[-1] if rank_stages is None else self._rank_peak(layout, rank, rank_stages, micro_batches)
+            )
+        return peaks
+
+    def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
+        """Returns the stages of the first rank of a pipeline, and of each that is not like the rank before it."""
         check(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
@@ -290,15 +319,24 @@ class PeakEstimate:
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
-        peaks: list[int] = []
+        distinct_ranks: dict[int, list[Stage]] = {}
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
             all_in_flight = micro_batches <= layout.pp - rank
             key = (all_in_flight, *((self._runs_of_kinds(stage), stage.first, stage.last) for stage in rank_stages))
-            is_like_previous = key == previous_key and layout.schedule in ("1f1b", "interleaved")
-            peaks.append(peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches))
+            if key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
+                distinct_ranks[rank] = rank_stages
             previous_key = key
-        return peaks
+        return distinct_ranks
+
+    def _needs_measuring(self, layout: Layout, rank_stages: Sequence[Stage]) -> bool:
+        """Whether a stage of a rank is not measured yet."""
+        return any(self._measurement_key(layout, stage) not in self._measured for stage in rank_stages)
+
+    def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
+        """Returns what determines the measured bytes of a stage."""
+        start, end, _ = self._measured_layers(stage)
+        return (*_activation_shape(layout), tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
@@ -432,7 +470,7 @@ class PeakEstimate:
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
         start, end, repeats = self._measured_layers(stage)
-        cache_key = (*shape, tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
+        cache_key = self._measurement_key(layout, stage)
         if cache_key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]

@@ -353,7 +353,7 @@ class CachingAllocator:
         return copied_allocator
 
 
-MOST_STATES = 32
+MOST_STATES = 8
 """Largest number of allocator states that a `PrefixCache` stores of a run: each has every block of the run."""
 
 

@@ -52,6 +52,7 @@ class Lowering(ProgramLowering):
     first_layer_index: layers of the model before the first layer of the program.
     paged: whether caches lie in a pool that exists before the passes and is not counted.
     shared_values: ids of the values that several layers read.
+    last: id of a value's storage → id of its last reader, of the program `read_program` in the run `read_run`.
     recomputed_modules: id of a scope → its recomputation, for modules that are recomputed by themselves.
     """
 

@@ -34,8 +34,11 @@ class ProgramLowering(CacheTensors):
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
         self.absent_values = set()
-        self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
-        self.last.pop(id(program.result.storage), None)
+        run = self.run_config, self.include
+        if self.read_program is not program or self.read_run != run:  # else an earlier pass has found the same
+            self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
+            self.last.pop(id(program.result.storage), None)
+            self.read_program, self.read_run = program, run
         self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0

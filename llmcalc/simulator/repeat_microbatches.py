@@ -7,6 +7,7 @@ events go to an allocator, and the peak of each place follows from the recorded 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
 from .meter import Block, Meter, Peak, Place
@@ -14,6 +15,12 @@ from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
 from .repeat_layers import NotRepeating
 from .tensor import Storage, Tensor
+
+PeaksOfPass: TypeAlias = Sequence[tuple[Place, int, dict[str, int]]]
+"""(place, its peak, the bytes of each kind at that peak), relative to the start of a pass."""
+
+ShiftedPlaces: TypeAlias = tuple[Place, Place, PeaksOfPass]
+"""(start, end, peaks) of a pass trace in later layers than the recorded ones."""
 
 
 class EventMeter(Meter):
@@ -32,7 +39,7 @@ class EventMeter(Meter):
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
         self._highest_in = self.peaks
-        self._shifted_peaks: dict[tuple[int, int], list[tuple[Place, int, dict[str, int]]]] = {}
+        self._shifted_places: dict[tuple[int, int], ShiftedPlaces] = {}
 
     @property
     def stream(self) -> int:
@@ -76,7 +83,8 @@ class EventMeter(Meter):
         first_storages: pass → the number of its first storage, for the passes so far.
         previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
-        self.place = in_later_layer(pass_trace.start, more_layers)
+        start_place, end_place, peaks = self._places_in_later_layer(pass_trace, more_layers)
+        self.place = start_place
         base_storage = self.count
         self.count += pass_trace.count
         self.cut()
@@ -94,25 +102,33 @@ class EventMeter(Meter):
                 for i, storage_number in releases:
                     steps[i] = first_storage + storage_number, 0  # `release`
         self.pieces.append((steps, base_storage))
-        self._count(pass_trace, more_layers)
+        self._count(pass_trace, more_layers, end_place, peaks)
         return base_storage
 
-    def _count(self, pass_trace: PassTrace, more_layers: int) -> None:
-        """Counts the bytes of a replayed pass, and the peak of each module."""
+    def _places_in_later_layer(self, pass_trace: PassTrace, more_layers: int) -> ShiftedPlaces:
+        """Returns the places of a trace with all layer indices shifted, from a cache."""
+        trace_and_layers = id(pass_trace), more_layers
+        shifted_places = self._shifted_places.get(trace_and_layers)
+        if shifted_places is None:
+            peaks = [
+                (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
+                for allocation_place, bytes, added_bytes in pass_trace.peaks
+            ]
+            start_place, end_place = (in_later_layer(end, more_layers) for end in (pass_trace.start, pass_trace.end))
+            shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
+        return shifted_places
+
+    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: Place, peaks: PeaksOfPass) -> None:
+        """Counts the bytes of a replayed pass, and the peak of each module.
+
+        end_place, peaks: those of the trace, with all layer indices shifted.
+        """
         bytes_before, kinds_before = self.now, self.by_kind
         if self._peak_is_unsettled:
             self._current_peak.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         place_and_layers = id(pass_trace), more_layers
-        peaks = self._shifted_peaks.get(place_and_layers)
-        if peaks is None:
-            peaks = [
-                (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
-                for allocation_place, bytes, added_bytes in pass_trace.peaks
-            ]
-            self._shifted_peaks[place_and_layers] = peaks
-        end_place = in_later_layer(pass_trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(place_and_layers, -1):  # else each place had as much before
             self._highest[place_and_layers] = bytes_before

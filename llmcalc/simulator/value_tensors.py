@@ -75,6 +75,8 @@ class ValueTensors:
         self.stack_number = self.first_layer_index = 0
         self.last: dict[int, int] = {}
         self.shared_values: set[int] = set()
+        self.read_program: object = None
+        self.read_run: tuple[RunConfig, frozenset[str]] | None = None
         self.stacks: dict[int, list[Tensor]] = {}
         self.modules: dict[int, tuple[Path, str]] = {}
         self.storages_read: dict[int, set[int]] = {}

@@ -90,11 +90,15 @@ class LayoutEstimates:
     memory: Memory
     framework: Framework
     _with: dict[str, LayoutEstimates] = field(default_factory=dict)
+    _without_recompute: LayoutEstimates | None = None
 
     @cached_property
     def estimates_as_configured(self) -> PeakEstimate:
         """The memory estimates with the recomputation that the run's settings state."""
-        return self.framework.estimate(self.memory)
+        estimate = self.framework.estimate(self.memory)
+        if self._without_recompute is not None:
+            estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
+        return estimate
 
     @property
     def recomputed(self) -> LayoutEstimates:
@@ -106,7 +110,8 @@ class LayoutEstimates:
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
-            self._with[value] = LayoutEstimates(self.memory.with_(recompute=value), self.framework)
+            recomputing_memory = self.memory.with_(recompute=value)
+            self._with[value] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
         return self._with[value]
 
 
@@ -297,6 +302,10 @@ def plan_of(
     def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
 
+    def exceeds(layout: Layout, micro_batch_count: int, recompute: str, is_too_large: Callable[[int], bool]) -> bool:
+        estimate = estimates.with_recompute(recompute).estimates_as_configured
+        return estimate.exceeds(layout, micro_batch_count, is_too_large)
+
     plan = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
@@ -307,6 +316,7 @@ def plan_of(
         None if layout_times is None else step_seconds,
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
         least_bytes,
+        exceeds,
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
@@ -418,6 +428,8 @@ class LayoutOrder:
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
         least; default none.
+    exceeds: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are, which is
+        known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     """
 
@@ -430,6 +442,7 @@ class LayoutOrder:
     step_seconds: Callable[[Layout, int, str], float] | None = None
     recomputations: Sequence[str] = (AS_CONFIGURED,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
+    exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: Budget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -544,9 +557,20 @@ class LayoutOrder:
     def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
-            return self.errors.lower_bound(self.least_bytes(layout, micro_batches, recompute)) > self.capacity
+            return self._exceeds_capacity(self.least_bytes(layout, micro_batches, recompute))
         except InputError:
             return False
+
+    def _has_too_large_rank(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+        """Whether the tensors of a rank exceed the capacity; false if it cannot be estimated."""
+        try:
+            return self.exceeds(layout, micro_batches, recompute, self._exceeds_capacity)
+        except InputError:
+            return False
+
+    def _exceeds_capacity(self, bytes: int) -> bool:
+        """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
+        return self.errors.lower_bound(bytes) > self.capacity
 
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
@@ -561,12 +585,19 @@ class LayoutOrder:
         skips_value = False
         for recompute in values:
             layout_run = layout, micro_batches, recompute
-            if only_fitting and _kernel_sizes(layout) in self._measured and self._is_too_large(*layout_run):
+            if (
+                only_fitting
+                and _kernel_sizes(layout) in self._measured
+                and (
+                    self._is_too_large(*layout_run)
+                    or (recompute != values[-1] and self._has_too_large_rank(*layout_run))
+                )
+            ):
                 skips_value = True
                 continue
             try:
                 bytes = self.tensor_bytes(*layout_run)
-                may_fit = self.errors.lower_bound(bytes) <= self.capacity
+                may_fit = not self._exceeds_capacity(bytes)
                 sent = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
                 if sent is not None and self.step_seconds is None:
                     sent()  # the order needs it, and an error refuses the layout

@@ -31,6 +31,11 @@ def first_stage(layers: int, of: int = 27) -> tuple[Layout, Stage]:
     return layout, next(iter(stages(layout, of)))
 
 
+def last_stage(layers: int, of: int = 27) -> tuple[Layout, Stage]:
+    layout = Layout(pp=2, pp_layout=(of - layers, layers))
+    return layout, list(stages(layout, of))[1]
+
+
 def test_stages_with_more_repeats_share_the_measurements_of_one() -> None:
     estimate, measurements = estimate_of()
     for layers in (10, 14, 20, 25):
@@ -47,3 +52,34 @@ def test_a_shared_measurement_gives_the_bytes_of_all_layers() -> None:
         extrapolated = estimate.micro_batch_bytes(layout, stage)
         assert extrapolated.saved == all_layers.saved
         assert extrapolated.pass_peak == all_layers.pass_peak
+
+
+def test_a_rank_that_is_measured_already_tells_that_a_layout_is_too_large() -> None:
+    """The second of two stages is measured already and exceeds the bytes by itself: the first one is not measured."""
+    estimate, _ = estimate_of()
+    layout = Layout(pp=2, pp_layout=(13, 14))
+    largest, _ = estimate.largest_rank(layout, 2)
+    peaks = estimate.peaks_by_stage(layout, 2)
+    assert not estimate.exceeds(layout, 2, lambda bytes: bytes > largest)
+    assert estimate.exceeds(layout, 2, lambda bytes: bytes >= largest)
+    fresh_estimate, measurements = estimate_of()
+    fresh_estimate.micro_batch_bytes(*last_stage(20))
+    measurements.clear()
+    assert fresh_estimate.exceeds(layout, 2, lambda bytes: bytes >= peaks[1])
+    assert measurements == []
+
+
+def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
+    estimate, _ = estimate_of()
+    recomputing_estimate = framework("megatron").estimate(
+        memory(estimate.spec, Settings("training", seq=256, recompute="full"))
+    )
+    layout = Layout(pp=2, pp_layout=(13, 14))
+    separate_bytes = recomputing_estimate.least_bytes(layout)
+    estimate.least_bytes(layout)
+    recomputing_estimate.share_parameter_counts(estimate)
+    assert recomputing_estimate._parameters is estimate._parameters
+    assert recomputing_estimate.least_bytes(layout) == separate_bytes
+    other_format = replace(recomputing_estimate, include=frozenset({"mtp"}), _parameters={})
+    other_format.share_parameter_counts(estimate)
+    assert other_format._parameters is not estimate._parameters

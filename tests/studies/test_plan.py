@@ -19,7 +19,7 @@ from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
 from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory
+from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
@@ -164,6 +164,29 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     nearest = planned(15).nearest
     assert nearest is not None
     assert (nearest.layout.pp, estimated) == (4, [4, 2, 1])
+
+
+def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
+    """The first layout shows that the kernels run; of the second, a rank shows that it needs recomputation."""
+    sizes = {AS_CONFIGURED: 90, "full": 50}
+    estimated: list[tuple[int, str]] = []
+
+    def tensor_bytes(layout: Layout, number: int, recompute: str) -> int:
+        estimated.append((layout.pp, recompute))
+        return sizes[recompute]
+
+    layout_order = LayoutOrder(
+        Search([(Layout(pp=pp), 4) for pp in (1, 2)]),
+        60,
+        tensor_bytes,
+        lambda *_: 1,
+        lambda *_: 50,
+        EstimateErrors(0.1),
+        recomputations=tuple(sizes),
+        exceeds=lambda layout, number, recompute, is_too_large: is_too_large(sizes[recompute]),
+    )
+    assert [candidate.recompute for candidate in layout_order.plan(2).feasible] == ["full", "full"]
+    assert estimated == [(2, AS_CONFIGURED), (2, "full"), (1, "full")]
 
 
 def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:

@@ -8,6 +8,9 @@ check all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ....flow.program import Scope
 from .adapters import AdapterKernels
 from .choices import RankChoices
 from .fp8 import weight_sizes
@@ -18,3 +21,12 @@ __all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankChoices", "Ra
 
 class RankLowering(AdapterKernels):
     """Runs the model's program on one rank, with all kernels of this folder."""
+
+    def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
+        """Returns the kernel of a whole module; the modules without one are looked through once."""
+        if id(module_scope) in self.modules_without_kernel:
+            return None
+        module_kernel = super().module_kernel(module_scope)
+        if module_kernel is None:
+            self.modules_without_kernel[id(module_scope)] = module_scope
+        return module_kernel

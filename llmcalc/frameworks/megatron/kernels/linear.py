@@ -26,14 +26,24 @@ class LinearKernels(RankKernels):
     def do_norm(self, operation: Step) -> None:
         """Runs a norm, or defers the norm to a linear layer that fuses it."""
         norm_input, output = operation.ins[0], operation.outs[0]
-        readers = [reader for reader, _ in self.readers.get(id(output.storage), ())]
-        if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
+        if self.is_fused_norm(operation):
             self.waiting_norms[id(output.storage)] = operation, self.module_path()
             self.bind(output, self.tensor_read_by(operation, norm_input))
             return
         x = self.tensor_read_by(operation, norm_input)
         row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
         self.bind(output, self.norm(x, operation, self.module_path(), row_count))
+
+    def is_fused_norm(self, operation: Step) -> bool:
+        """Whether Transformer Engine's linear layers that read a norm compute it too, from a cache."""
+        is_fused = self.fused_norms.get(id(operation))
+        if is_fused is None:
+            readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
+            is_fused = (
+                self.rank_choices.transformer_engine and bool(readers) and all(map(self.has_norm_before, readers))
+            )
+            self.fused_norms[id(operation)] = is_fused
+        return is_fused
 
     def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
         """Returns the weight and bias of a norm."""

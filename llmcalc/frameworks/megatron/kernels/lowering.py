@@ -246,6 +246,8 @@ class RankKernels(Lowering):
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
     waiting_norms: value → the norm that the next column product computes.
+    fused_norms: id of a norm's step → whether the products that read it compute it.
+    modules_without_kernel: id of a module → a module whose operations run one by one.
     later_parameters: parameters that the framework creates after those of the next module.
     """
 
@@ -264,6 +266,8 @@ class RankKernels(Lowering):
         self.module_of_step: dict[int, Scope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
         self.waiting_norms: dict[int, tuple[Step, Path]] = {}
+        self.fused_norms: dict[int, bool] = {}
+        self.modules_without_kernel: dict[int, Scope] = {}
         self.dropout_outputs: set[int] = set()
         self.has_entry: bool = False
         self.activation_bias: Tensor | None = None

@@ -128,9 +128,7 @@ class DiscardedKernels(SparseKernels):
 
     def do_norm(self, operation: Step) -> None:
         """Runs a norm. Norms before a sublayer are recomputed, unless fused with a linear layer."""
-        readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
-        fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
-        if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
+        if not self.rank_choices.recompute_norms or self.is_fused_norm(operation) or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
         value, module_path = operation.ins[0], self.module_path()
