@@ -150,12 +150,12 @@ class PatchStreams(ResidualStreams):
                 x = self.encoder.flow(recorder, x)
             patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
-            y = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
-            y = recorder.part("reads", self.reads, self._as_vectors(y, x, patches), memory=x)
-            y = y.view(vectors, *x.axes, rows=patches)
+            patch_vectors = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
+            patch_vectors = recorder.part("reads", self.reads, self._as_vectors(patch_vectors, x, patches), memory=x)
+            patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
-        return recorder.linear("in_proj", y, *hidden, kind=self.kind) if self.projected else y.view(*hidden)
+        return recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind) if self.projected else patch_vectors.view(*hidden)
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
@@ -173,17 +173,17 @@ class PatchStreams(ResidualStreams):
                 y = layers.flow(recorder, y, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, y)
 
-    def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:
+    def _as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return y.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
+        return projected.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         role: Any = "no_grad" if self.patcher_runs else "idle"
         with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
-            y, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
-            y = recorder.part("norm", patcher.norm, patcher.flow(recorder, y))
-            recorder.linear("lm_head", y, vocab, kind="lm_head")
+            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
+            byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
+            recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -300,9 +300,9 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.patcher is not None and self.spec.patcher_runs:
                 self.patcher(forward_pass.ids)
             ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
-            x, y = self.local_encoder(x + self.hash_embedding(ids).sum(2))
+            x, byte_states = self.local_encoder(x + self.hash_embedding(ids).sum(2))
             forward_pass.memo["bytes"] = x
-            patches: Tensor = self.in_proj(y) if hasattr(self, "in_proj") else y
+            patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -55,11 +55,11 @@ class Classifier(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         transform, rows = self.transform, self._scored_rows()
-        y = x.view(*x.axes, rows=rows)
+        classifier_input = x.view(*x.axes, rows=rows)
         if transform is not None:
-            y = recorder.act(recorder.linear("dense", y, *x.axes, bias=transform.bias), transform.hidden_act)
-            y = y if transform.norm is None else recorder.part("norm", transform.norm, y)
-        return recorder.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
+            classifier_input = recorder.act(recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act)
+            classifier_input = classifier_input if transform.norm is None else recorder.part("norm", transform.norm, classifier_input)
+        return recorder.linear("out_proj", classifier_input, Axis("labels", self.num_labels), bias=self.bias)
 
     def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS

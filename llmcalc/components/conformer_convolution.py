@@ -80,16 +80,16 @@ class ConformerConvolution(Part):
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
-        y = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
+        gated = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
-        y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias, rows=rows)
-        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y
-        y = y.view(*hidden, rows=x.rows)
-        y = y if self.norm is None else recorder.part("norm", self.norm, y)
+        gated = recorder.conv("conv", gated, *conv_axes, kernel=self.kernel_size, groups=gated.width, bias=self.bias, rows=rows)
+        gated = self._record_projection(recorder, "pointwise", gated, *hidden) if self.separable else gated
+        gated = gated.view(*hidden, rows=x.rows)
+        gated = gated if self.norm is None else recorder.part("norm", self.norm, gated)
         if self.batch_norm:
-            y = record_batch_norm(recorder, "norm", y, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
+            gated = record_batch_norm(recorder, "norm", gated, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(gated, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""

@@ -121,16 +121,16 @@ class LMHead(Component):
                 recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=rows), transform.hidden_act
             )
             recorder.hold(x=x)
-        y = recorder.act(recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act)
-        recorder.hold(x=y)
+        transformed = recorder.act(recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act)
+        recorder.hold(x=transformed)
         if transform.norm is not None:
-            y = recorder.norm("norm", y, transform.norm)
-            recorder.hold(x=y)
+            transformed = recorder.norm("norm", transformed, transform.norm)
+            recorder.hold(x=transformed)
         if not self.more_columns:
-            return recorder.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
+            return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output, rows=rows)
         input_axes = x.axes if width is None else (width,)
         embedded, remaining_features = recorder.split(
-            y, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
+            transformed, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
         logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=rows))

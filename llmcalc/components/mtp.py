@@ -111,12 +111,12 @@ class MultiTokenPrediction(OutputPart):
             "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
-        y = recorder.part("block", block, module_input, is_separate_model=True)
-        recorder.hold(y=y)
+        block_output = recorder.part("block", block, module_input, is_separate_model=True)
+        recorder.hold(y=block_output)
         recorder.add_output(
-            recorder.linear("lm_head", recorder.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS)
+            recorder.linear("lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS)
         )
-        return y
+        return block_output
 
     def reference(self, model_properties: ModelProperties, stack: Stack, output: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""

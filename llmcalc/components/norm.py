@@ -128,15 +128,15 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
-            y = x.float().unflatten(-1, (self.groups, -1))
-            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else y
+            normed = x.float().unflatten(-1, (self.groups, -1))
+            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
             if self.kind == "layernorm":
-                mean = y.mean(-1, keepdim=True)
-                scaled = centered = y - mean
-                y = y - mean if self.float32_product and self.weight is not None else centered
+                mean = normed.mean(-1, keepdim=True)
+                scaled = centered = normed - mean
+                normed = normed - mean if self.float32_product and self.weight is not None else centered
                 del mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            return (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            return (scaled * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""

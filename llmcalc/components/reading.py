@@ -44,11 +44,11 @@ class Reading(Part):
         """Records the cross-attention. x: the reading rows. memory: the rows that are read."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.apart(causal=False):
-            y = recorder.part("attention", self.attention, queries, memory=keys)
-        y = recorder.add(x, y) if self.residual else y
+            attention_output = recorder.part("attention", self.attention, queries, memory=keys)
+        attention_output = recorder.add(x, attention_output) if self.residual else attention_output
         if self.feed_forward is None:
-            return y
-        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, y)))
+            return attention_output
+        return recorder.add(attention_output, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attention_output)))
 
     def reference(self, width: int, source_width: int) -> nn.Module:
         """Builds the cross-attention. width: the width of the queries. source_width: the width of the keys."""
@@ -76,8 +76,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)
-            y = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
-            y = x + y if self.residual else y
-            return y + self.mlp(self.mlp_norm(y), ForwardPass()) if hasattr(self, "mlp") else y
+            attention_output = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
+            attention_output = x + attention_output if self.residual else attention_output
+            return attention_output + self.mlp(self.mlp_norm(attention_output), ForwardPass()) if hasattr(self, "mlp") else attention_output
 
     return ReadingReference

@@ -107,9 +107,9 @@ class RelativeKeyAttention(TokenMixer):
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
         recorder.hold(q=q, k=k, v=v, bias=bias)
-        y = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        attention_output = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, relative keys"

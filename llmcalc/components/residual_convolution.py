@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Value:
     """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
     with recorder.scope(name):
-        y = recorder.conv(
+        convolved = recorder.conv(
             "conv",
             x,
             *x.axes,
@@ -32,7 +32,7 @@ def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Valu
             kind="convolution",
         )
         recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
-        return recorder.add(y, x)
+        return recorder.add(convolved, x)
 
 
 @cache

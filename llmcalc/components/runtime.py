@@ -109,8 +109,8 @@ def product_class() -> type[nn.Module]:
     class Products(nn.Module):
         """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
+        def forward(self, x: Tensor, second_factor: Tensor) -> Tensor:
+            return x @ second_factor
 
     return Products
 

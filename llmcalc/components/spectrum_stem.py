@@ -55,8 +55,8 @@ class SpectrumStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        y = recorder.part("subsampling", self.subsampling, frames, width=axes)
-        return y if frames.rows is PATCHES else y.view(*axes, rows=self.positions)
+        subsampled = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        return subsampled if frames.rows is PATCHES else subsampled.view(*axes, rows=self.positions)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""

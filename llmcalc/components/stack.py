@@ -715,10 +715,10 @@ def _reference_class() -> type[nn.Module]:
                 x = streams.split_streams(x, forward_pass)
             for i, layer in enumerate(self.layers):
                 forward_pass.layer = i
-                y = layer(x, forward_pass)
+                layer_output = layer(x, forward_pass)
                 if i == 0 and hasattr(self, "side_convolution"):
-                    y = self.get_submodule("side_convolution")(x, y)
-                x = y
+                    layer_output = self.get_submodule("side_convolution")(x, layer_output)
+                x = layer_output
             for streams in self._streams:
                 x = streams.merge_streams(x, forward_pass)
             x = apply_dropout(self, "final", self._output_of("norm", x))

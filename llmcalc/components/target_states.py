@@ -121,8 +121,8 @@ class TargetStates(ResidualStreams):
         if self.start == "joined":
             projected_states = recorder.cat(x, states, axes=(JoinedShapes((x.axes, states.axes)),))
         recorder.hold(states=states, joined=projected_states)
-        y = recorder.linear("fc", projected_states, hidden, bias=self.bias)
-        return y if self.output_norm is None else recorder.part("output_norm", self.output_norm, y)
+        projected = recorder.linear("fc", projected_states, hidden, bias=self.bias)
+        return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

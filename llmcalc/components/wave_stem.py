@@ -76,14 +76,14 @@ class WaveStem(Stem):
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
-        y = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
             channels = Axis("channels", convolution.channels)
-            y = recorder.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
-            y = recorder.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y
-            y = recorder.act(y, self.hidden_act)
-        y = recorder.linear("proj", recorder.part("proj_norm", norm, y), *axes, bias=True)
+            frames = recorder.conv(f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
+            frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
+            frames = recorder.act(frames, self.hidden_act)
+        frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
@@ -92,8 +92,8 @@ class WaveStem(Stem):
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
-            z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
-        return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
+            z = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+        return recorder.add(frames, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -157,14 +157,14 @@ def _reference_class() -> type[nn.Module]:
             self.position = Position(model_properties.hidden_size, spec.position_kernel, spec.position_groups)
 
         def forward(self, samples: Tensor) -> Tensor:
-            y: Any = samples[:, None]
+            frames: Any = samples[:, None]
             for i in range(len(self.spec.convolutions)):
-                y = self.get_submodule(f"conv_{i}")(y)
+                frames = self.get_submodule(f"conv_{i}")(frames)
                 if hasattr(self, f"norm_{i}"):
-                    y = self.get_submodule(f"norm_{i}")(y.transpose(1, 2)).transpose(1, 2)
-                y = activate(self.spec.hidden_act, y)
-            y = self.proj(self.proj_norm(y.transpose(1, 2)))
-            position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
-            return y + activate(self.spec.hidden_act, position)
+                    frames = self.get_submodule(f"norm_{i}")(frames.transpose(1, 2)).transpose(1, 2)
+                frames = activate(self.spec.hidden_act, frames)
+            frames = self.proj(self.proj_norm(frames.transpose(1, 2)))
+            position = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
+            return frames + activate(self.spec.hidden_act, position)
 
     return WaveStemReference

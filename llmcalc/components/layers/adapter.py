@@ -83,11 +83,11 @@ class AdapterLayer(Block):
                 self._record_idle(recorder, name, component, x)
                 continue
             recorder.hold(x=x)
-            y = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
-            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
+            sublayer_output = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
+            sublayer_output = recorder.part(name, component, sublayer_output, **self._cross_arguments(recorder, name))
             is_network = component is self.feed_forward
-            y = recorder.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
-            x = recorder.add(x, y)
+            sublayer_output = recorder.dropout(sublayer_output, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
+            x = recorder.add(x, sublayer_output)
             recorder.hold(x=x)
             if is_network:
                 return self._with_adapter_output(recorder, x, normed)
@@ -99,7 +99,7 @@ class AdapterLayer(Block):
 
         normed: the network's input.
         """
-        has_post_norm, adapter_input, y = self.norm_placement == "post", x, x
+        has_post_norm, adapter_input, adapter_output = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
             adapter_input = recorder.part("adapter_norm", self.norm, x)
@@ -117,9 +117,9 @@ class AdapterLayer(Block):
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
                     output = recorder.linear("adapter_down_proj", bottleneck_output, *x.axes, bias=True)
-                y = output if language == default_language else y
-        y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
-        x = recorder.add(y, adapter_input if self.normed_residual else x)
+                adapter_output = output if language == default_language else adapter_output
+        adapter_output = recorder.dropout(adapter_output, "feed_forward", ends_sublayer=True)
+        x = recorder.add(adapter_output, adapter_input if self.normed_residual else x)
         recorder.hold(x=x)
         if not has_post_norm:
             return x
@@ -188,9 +188,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in self.order:
-                y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
+                sublayer_output = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
                 is_network = name == self.network
-                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", y)
+                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", sublayer_output)
                 x = self._with_adapter_output(x) if is_network else x
                 x = self._normalize(f"{name}_post_norm", x)
             return x
@@ -200,7 +200,7 @@ def _reference_class() -> type[nn.Module]:
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":
                 adapter_input = self._normalize("mlp_pre_norm", self._normalize("mlp_post_norm", x))
-            y = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
-            return y + (adapter_input if self.adds_normed else x)
+            adapter_output = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
+            return adapter_output + (adapter_input if self.adds_normed else x)
 
     return AdapterReference

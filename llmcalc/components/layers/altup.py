@@ -68,9 +68,9 @@ class AltUp(ResidualStreams):
 
             def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
-                y = recorder.linear("", stream, hidden)
-                recorder.hold_outside(y=y)
-                return recorder.div(recorder.mul(y, first_length), recorder.root_mean_square(y))
+                projected_stream = recorder.linear("", stream, hidden)
+                recorder.hold_outside(y=projected_stream)
+                return recorder.div(recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream))
 
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
@@ -114,14 +114,14 @@ class AltUpLayer(WholeLayer):
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed)
-        y = self._sublayer_output(recorder, "self_attn", self.attention, normed)
-        y = recorder.scale(recorder.add(recorder.add(active_stream, y), self._low_rank(recorder, normed)), 2**-0.5)
-        recorder.hold(y=y)
-        y = recorder.add(
-            y, self._sublayer_output(recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, y))
+        attention_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        attention_output = recorder.scale(recorder.add(recorder.add(active_stream, attention_output), self._low_rank(recorder, normed)), 2**-0.5)
+        recorder.hold(y=attention_output)
+        attention_output = recorder.add(
+            attention_output, self._sublayer_output(recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, attention_output))
         )
-        recorder.hold(y=y)
-        corrected_streams, first_stream = self._corrected_streams(recorder, predicted_streams, y, router, router_output)
+        recorder.hold(y=attention_output)
+        corrected_streams, first_stream = self._corrected_streams(recorder, predicted_streams, attention_output, router, router_output)
         recorder.hold(corrected=corrected_streams, first=first_stream)
         other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = recorder.add(
@@ -158,8 +158,8 @@ class AltUpLayer(WholeLayer):
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
-            y = recorder.linear("right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
-            return recorder.add(x, recorder.part("norm", self.norm, y))
+            low_rank_output = recorder.linear("right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
+            return recorder.add(x, recorder.part("norm", self.norm, low_rank_output))
 
     def _corrected_streams(
         self, recorder: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
@@ -205,8 +205,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
-                y = projection(x)
-                streams.append(y * length / root_mean_square(y))
+                projected = projection(x)
+                streams.append(projected * length / root_mean_square(projected))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):
@@ -299,9 +299,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed = self.self_attn_pre_norm(active_stream)
-            y = (active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)) * 2**-0.5
-            y = y + self._normed_output("mlp", self.mlp_pre_norm(y), forward_pass)
-            corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
+            layer_output = (active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)) * 2**-0.5
+            layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_pass)
+            corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)
             streams_with_embedding = (
                 corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]
             )

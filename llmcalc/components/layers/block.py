@@ -284,17 +284,17 @@ class Block(Layer):
             if name == "cross_attn" and self.idle_cross_attention:
                 self._record_idle(recorder, name, component, x)
                 continue
-            y = start if self.parallel else x
+            sublayer_output = start if self.parallel else x
             if shared_input is not None:
-                y = shared_input
+                sublayer_output = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                y = self._normalize(recorder, f"{name}_pre_norm", y)
-            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
-            y = recorder.dropout(
-                y, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
+                sublayer_output = self._normalize(recorder, f"{name}_pre_norm", sublayer_output)
+            sublayer_output = recorder.part(name, component, sublayer_output, **self._cross_arguments(recorder, name))
+            sublayer_output = recorder.dropout(
+                sublayer_output, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
             )
-            recorder.hold(y=y)
-            x = self._residual_sum(recorder, name, x, y)
+            recorder.hold(y=sublayer_output)
+            x = self._residual_sum(recorder, name, x, sublayer_output)
             recorder.hold(x=x, y=x)
         return x
 
@@ -305,17 +305,17 @@ class Block(Layer):
     def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
         return x if name in self.without_norms else recorder.part(name, self.norm, x, role=role)
 
-    def _residual_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, y))
-        y = y if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", y)
+            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, sublayer_output))
+        sublayer_output = sublayer_output if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", sublayer_output)
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            y = recorder.part(f"{name}_out_scale", scale, y)
+            sublayer_output = recorder.part(f"{name}_out_scale", scale, sublayer_output)
         if self.residual_scale in (True, "residual"):
             x = recorder.part(f"{name}_residual_scale", scale, x)
-        return recorder.add(x, y)
+        return recorder.add(x, sublayer_output)
 
     def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
         """Records the parameters of a sublayer with norms, without running the sublayer."""
@@ -427,10 +427,10 @@ def _reference_class() -> type[nn.Module]:
             """Applies the named norm, if the layer has it."""
             return getattr(self, name)(x) if hasattr(self, name) else x
 
-        def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        def _residual_sum(self, name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
-            y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
-            return self._normalize(f"{name}_residual_scale", x) + y
+            sublayer_output = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", sublayer_output))
+            return self._normalize(f"{name}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._normalize("input_norm", x)

@@ -107,9 +107,9 @@ class BlockResidualLayer(PreNormLayer):
         ):
             (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            y = self._record_sublayer(recorder, name, component, sublayer_input)
-            recorder.hold(y=y)
-            x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
+            sublayer_output = self._record_sublayer(recorder, name, component, sublayer_input)
+            recorder.hold(y=sublayer_output)
+            x = sublayer_output if name == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
             recorder.hold(x=x)
         return x
 
@@ -221,11 +221,11 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
+                sublayer_output = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
                 starts_block = name == "self_attn" and spec.starts_block
                 if starts_block:
                     forward_pass.memo["block_sums"] = [*sums, x]
-                x = y if starts_block else x + y
+                x = sublayer_output if starts_block else x + sublayer_output
             return x
 
     class StreamsReference(nn.Module):

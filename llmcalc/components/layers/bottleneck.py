@@ -43,8 +43,8 @@ class InnerNetwork(Component):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        y = recorder.part("mlp", self.feed_forward, x)
-        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
+        network_output = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, network_output))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _inner_reference_class()(self, model_properties)
@@ -80,19 +80,19 @@ class BottleneckLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        y = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
+        narrow_input = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
         attention_input = self._into_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
-        recorder.hold(x=x, y=y, read=attention_input)
+        recorder.hold(x=x, y=narrow_input, read=attention_input)
         attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
-        y = self._normed_sum(
-            recorder, "self_attn", y, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
+        narrow_input = self._normed_sum(
+            recorder, "self_attn", narrow_input, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = recorder.part("inner", inner_network, y, list_index=i)
-            recorder.hold(y=y)
-        y = self._normed_sum(recorder, "mlp", y, recorder.part("mlp", self.feed_forward, y))
-        layer_output = recorder.linear("output_bottleneck", y, *x.axes, bias=True)
+            narrow_input = recorder.part("inner", inner_network, narrow_input, list_index=i)
+            recorder.hold(y=narrow_input)
+        narrow_input = self._normed_sum(recorder, "mlp", narrow_input, recorder.part("mlp", self.feed_forward, narrow_input))
+        layer_output = recorder.linear("output_bottleneck", narrow_input, *x.axes, bias=True)
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
@@ -100,9 +100,9 @@ class BottleneckLayer(WholeLayer):
         """Returns the linear projection of x into the bottleneck's width."""
         return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
 
-    def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
+    def _normed_sum(self, recorder: Flow, name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
+        x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 
@@ -178,14 +178,14 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self._into_bottleneck("bottleneck", x)
+            narrow_input = self._into_bottleneck("bottleneck", x)
             attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)
-            y = self.self_attn_post_norm(y + attention_output)
+            narrow_input = self.self_attn_post_norm(narrow_input + attention_output)
             for network in self.inner:
-                y = network(y, forward_pass)
-            y = self.mlp_post_norm(y + self.mlp(y, forward_pass))
-            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
+                narrow_input = network(narrow_input, forward_pass)
+            narrow_input = self.mlp_post_norm(narrow_input + self.mlp(narrow_input, forward_pass))
+            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(narrow_input))
             return self.output_bottleneck_norm(x + layer_output)
 
     return BottleneckLayerReference

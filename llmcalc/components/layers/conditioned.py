@@ -39,12 +39,12 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        y = recorder.part("mlp_pre_norm", self.norm, x)
+        normed = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
             condition = recorder.sinusoids(x, Table("condition"), *x.axes)
             scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            y = recorder.mul(y, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, y))
+            normed = recorder.mul(normed, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -82,7 +82,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)
-            y = self.condition(self.mlp_pre_norm(x))
-            return x + self.mlp(y, forward_pass)
+            conditioned = self.condition(self.mlp_pre_norm(x))
+            return x + self.mlp(conditioned, forward_pass)
 
     return ConditionedReference

@@ -50,10 +50,10 @@ class ConformerLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+        normed = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            normed = self.convolution.flow(recorder, normed)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:

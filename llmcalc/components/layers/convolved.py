@@ -35,9 +35,9 @@ class ConvolvedLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            y = self._record_sublayer(recorder, name, component, x)
-            recorder.hold(x=x, y=y)
-            x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
+            sublayer_output = self._record_sublayer(recorder, name, component, x)
+            recorder.hold(x=x, y=sublayer_output)
+            x = recorder.add(x, add_convolution(recorder, f"{name}_conv", sublayer_output, self.conv_kernel_size))
             recorder.hold(x=x)
         return x
 
@@ -64,8 +64,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self._sublayer_output(name, x, forward_pass)
-                x = x + self.get_submodule(f"{name}_conv")(y, forward_pass)
+                sublayer_output = self._sublayer_output(name, x, forward_pass)
+                x = x + self.get_submodule(f"{name}_conv")(sublayer_output, forward_pass)
             return x
 
     return ConvolvedLayerReference

@@ -57,15 +57,15 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
         named_inputs = zip(("key", "value"), kv_inputs, strict=False)
-        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named_inputs]
+        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, kv_input) for name, kv_input in named_inputs]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
-        y = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
-        y = add_convolution(recorder, "self_attn_conv", y, kernel)
-        x = y if self.starts_block else recorder.add(x, y)
+        kv_input = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
+        kv_input = add_convolution(recorder, "self_attn_conv", kv_input, kernel)
+        x = kv_input if self.starts_block else recorder.add(x, kv_input)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
-        y = self._record_sublayer(recorder, "mlp", network, network_input)
-        x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
+        kv_input = self._record_sublayer(recorder, "mlp", network, network_input)
+        x = recorder.add(x, add_convolution(recorder, "mlp_conv", kv_input, kernel))
         recorder.hold(x=x)
         return x
 
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             )
             query, *kv_inputs = inputs
             kv_inputs = [
-                component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{name}_norm")(kv_input) for name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
             return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 

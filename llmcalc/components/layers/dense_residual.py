@@ -41,12 +41,12 @@ class DenseResidualLayer(PreNormLayer):
         recorder.hold(x=x)
         attention_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x, attended=attention_output)
-        y = recorder.add(
+        attention_sum = recorder.add(
             attention_output,
             self._record_sublayer(recorder, "dense", self.dense, attention_output),
         )
-        recorder.hold(x=x, y=y)
-        return recorder.add(y, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
+        recorder.hold(x=x, y=attention_sum)
+        return recorder.add(attention_sum, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

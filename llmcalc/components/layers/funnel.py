@@ -78,9 +78,9 @@ class FunnelAttention(MultiHeadMixer):
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
-        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        attention_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
@@ -143,14 +143,14 @@ class FunnelLayer(WholeLayer):
             queries = recorder.resampled(x, rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
-        y = recorder.part("self_attn", self.attention, queries, memory=memory)
-        y = recorder.add(queries, recorder.dropout(y, "attention_output", ends_sublayer=True))
-        y = recorder.part("self_attn_post_norm", self.norm, y)
-        recorder.hold(x=y)
+        attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        attention_output = recorder.add(queries, recorder.dropout(attention_output, "attention_output", ends_sublayer=True))
+        attention_output = recorder.part("self_attn_post_norm", self.norm, attention_output)
+        recorder.hold(x=attention_output)
         network_output = recorder.dropout(
-            recorder.part("mlp", self.feed_forward, y), "feed_forward", ends_sublayer=True
+            recorder.part("mlp", self.feed_forward, attention_output), "feed_forward", ends_sublayer=True
         )
-        x = recorder.part("mlp_post_norm", self.norm, recorder.add(y, network_output))
+        x = recorder.part("mlp_post_norm", self.norm, recorder.add(attention_output, network_output))
         if self.ends_first_block:
             recorder.memo[FIRST_BLOCK] = x
             recorder.keep(first_block=x)
@@ -276,10 +276,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             queries = self._halve_tokens(x) if self.halves else x
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             step = 1 if self.spec.lengthens else 2**self.spec.halvings
-            y = self.self_attn(queries, forward_pass, source, step)
-            y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
-            network_output = apply_dropout(self, "feed_forward", self.mlp(y, forward_pass))
-            out: Tensor = self.mlp_post_norm(y + network_output)
+            attention_output = self.self_attn(queries, forward_pass, source, step)
+            attention_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attention_output))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(attention_output, forward_pass))
+            out: Tensor = self.mlp_post_norm(attention_output + network_output)
             if self.spec.ends_first_block:
                 forward_pass.memo["first block"] = out
             return out

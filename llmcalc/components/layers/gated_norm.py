@@ -89,10 +89,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self.get_submodule(f"{name}_pre_norm")(x)
+                sublayer_output = self.get_submodule(f"{name}_pre_norm")(x)
                 gate = f"{name}_pre_norm_gate"
-                y = self.get_submodule(gate)(y) if hasattr(self, gate) else y
-                x = x + self.get_submodule(name)(y, forward_pass)
+                sublayer_output = self.get_submodule(gate)(sublayer_output) if hasattr(self, gate) else sublayer_output
+                x = x + self.get_submodule(name)(sublayer_output, forward_pass)
             return x
 
     return GatedNormLayerReference

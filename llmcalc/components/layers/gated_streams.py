@@ -75,8 +75,8 @@ class GatedStreamsLayer(PreNormLayer):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 writes = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
             recorder.hold(x=x, written=writes)
-            y = recorder.part(component.node_name, component, sublayer_input)
-            x = recorder.add(x, recorder.mul(writes, y, axes=x.axes))
+            sublayer_output = recorder.part(component.node_name, component, sublayer_input)
+            x = recorder.add(x, recorder.mul(writes, sublayer_output, axes=x.axes))
             recorder.hold(x=x)
         return x
 

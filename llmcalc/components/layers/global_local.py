@@ -145,10 +145,10 @@ class GlobalLocalAttention(EqualHeadsMixer):
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        y = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        recorder.hold(out=y)
-        y = recorder.linear("o_proj", y, *x.axes)
-        return recorder.resized(y, rows) if self.staggered else y
+        attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        recorder.hold(out=attention_output)
+        attention_output = recorder.linear("o_proj", attention_output, *x.axes)
+        return recorder.resized(attention_output, rows) if self.staggered else attention_output
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
@@ -179,11 +179,11 @@ class GlobalLocalLayer(PreNormLayer):
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
         attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
-        y = recorder.part("self_attn", self.attention, attention_input)
-        x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        attention_output = recorder.part("self_attn", self.attention, attention_input)
+        x = recorder.add(x, recorder.dropout(attention_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
-        return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
+        attention_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
+        return recorder.add(x, recorder.dropout(attention_output, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -270,10 +270,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.get_submodule(name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
-            y = self.get_submodule("o_proj")(y)
-            text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
-            return torch.cat([y[:, : self.count], text_rows], 1)
+            attention_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
+            attention_output = self.get_submodule("o_proj")(attention_output)
+            text_rows = attention_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([attention_output[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""

@@ -67,9 +67,9 @@ class GroupedConvLayer(PreNormLayer):
                 ]
                 computed_kernels = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            y = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
-            y = recorder.part(name, component, y)
-            x = recorder.add(x, self._convolve(recorder, y, channels, base_rows[1], added_rows[1]))
+            convolved = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            convolved = recorder.part(name, component, convolved)
+            x = recorder.add(x, self._convolve(recorder, convolved, channels, base_rows[1], added_rows[1]))
         return x
 
     def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
@@ -82,10 +82,10 @@ class GroupedConvLayer(PreNormLayer):
         for base_row in base_rows:
             terms.append(recorder.mul(grouped, base_row))
             terms.append(recorder.mul(grouped, recorder.take(added, *added.axes[1:])))
-        y = terms[0]
+        kernel_sum = terms[0]
         for term in terms[1:]:
-            y = recorder.add(y, term)
-        return y.view(*x.axes)
+            kernel_sum = recorder.add(kernel_sum, term)
+        return kernel_sum.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -141,8 +141,8 @@ def _reference_class() -> type[nn.Module]:
             for name in ("self_attn", "mlp"):
                 normed = self.get_submodule(f"{name}_pre_norm")(x)
                 kernels = self.get_submodule(f"{name}_conv")(normed)
-                y = self.get_submodule(name)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
-                x = x + convolve(y, kernels[..., 1, :, :])
+                sublayer_output = self.get_submodule(name)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+                x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 
     return GroupedConvLayerReference

@@ -91,11 +91,11 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self.mixers_pre_norm(x)
+            normed = self.mixers_pre_norm(x)
             x = (
                 x
-                + self.get_submodule("self_attn")(y, forward_pass)
-                + self.get_submodule("state_space")(y, forward_pass)
+                + self.get_submodule("self_attn")(normed, forward_pass)
+                + self.get_submodule("state_space")(normed, forward_pass)
             )
             return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
 

@@ -70,9 +70,9 @@ class HyperLayer(PreNormLayer):
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = self._record_sublayer(recorder, name, component, sublayer_input)
-            recorder.hold(y=y)
-            x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
+            sublayer_output = self._record_sublayer(recorder, name, component, sublayer_input)
+            recorder.hold(y=sublayer_output)
+            x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
         return x
 
@@ -223,8 +223,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
                     x, forward_pass
                 )
-                y = self._sublayer_output(name, sublayer_input, forward_pass)
-                x = output_weights[..., None] * y[:, :, None] + mixed_streams
+                sublayer_output = self._sublayer_output(name, sublayer_input, forward_pass)
+                x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 
     class HeadReference(nn.Module):

@@ -81,14 +81,14 @@ class LoopedAttention(GroupedQueryMixer):
         k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
         v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            y = self._mixed_attention(recorder, q, k, v)
+            attention_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
             recorder.memo[FIRST_LOOP] = k, v
             recorder.mask(q, k, causal=True)
-            y = self._attend(recorder, "core", q, k, v)
-        recorder.hold(out=y)
-        return self._project(recorder, "o_proj", y, role, *x.axes)
+            attention_output = self._attend(recorder, "core", q, k, v)
+        recorder.hold(out=attention_output)
+        return self._project(recorder, "o_proj", attention_output, role, *x.axes)
 
     def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | JoinedShapes) -> Value:
         with recorder.scope(name, role=role):
@@ -158,12 +158,12 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
-        y = recorder.part("self_attn", self.attention, y, is_second=is_second)
-        x = recorder.add(x, recorder.dropout(y, "attention_output"))
+        normed = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
+        normed = recorder.part("self_attn", self.attention, normed, is_second=is_second)
+        x = recorder.add(x, recorder.dropout(normed, "attention_output"))
         recorder.hold(x=x)
-        y = recorder.part("mlp_pre_norm", self.norm, x, role=role)
-        return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
+        normed = recorder.part("mlp_pre_norm", self.norm, x, role=role)
+        return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, normed, role=role), "feed_forward"))
 
     def describe(self, hidden_size: int) -> str:
         return self.attention.describe(hidden_size)

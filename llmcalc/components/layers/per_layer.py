@@ -95,9 +95,9 @@ class PerLayerGate(Part):
         vectors: Value = recorder.memo.get(
             "per_layer_embedding", placeholder
         )  # of all layers; each layer reads its own
-        y = recorder.mul(gate, recorder.take(vectors, width))
-        recorder.hold(y=y)
-        return recorder.part("norm", norm, recorder.linear("projection", y, *x.axes))
+        gated = recorder.mul(gate, recorder.take(vectors, width))
+        recorder.hold(y=gated)
+        return recorder.part("norm", norm, recorder.linear("projection", gated, *x.axes))
 
     def reference(self, model_properties: ModelProperties, norm: Norm) -> nn.Module:
         return _reference_classes()["gate"](self, model_properties, norm)

@@ -43,13 +43,13 @@ class ResidualGateLayer(WholeLayer):
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            y = self._record_sublayer(recorder, name, component, x)
-            recorder.hold(x=x, y=y)
-            y = recorder.part(f"{name}_post_norm", output_norm, y)
-            recorder.hold(y=y)
+            sublayer_output = self._record_sublayer(recorder, name, component, x)
+            recorder.hold(x=x, y=sublayer_output)
+            sublayer_output = recorder.part(f"{name}_post_norm", output_norm, sublayer_output)
+            recorder.hold(y=sublayer_output)
             with recorder.scope(f"{name}_residual_gate", kind="residual"):
                 gate_weight = recorder.act(recorder.vector("", *x.axes), "sigmoid")
-                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(y, gate_weight))
+                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(sublayer_output, gate_weight))
             recorder.hold(x=x)
         return x
 
@@ -78,12 +78,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self._sublayer_output(name, x, forward_pass)
-                y = self.get_submodule(f"{name}_post_norm")(y)
+                sublayer_output = self._sublayer_output(name, x, forward_pass)
+                sublayer_output = self.get_submodule(f"{name}_post_norm")(sublayer_output)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)
                 residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
-                x = residual_share * x + gate_weight * y
+                x = residual_share * x + gate_weight * sublayer_output
             return x
 
     return ResidualGateReference

@@ -104,11 +104,11 @@ class SharedBlock(Part):
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
-        recorder.hold(y=y)
-        y = recorder.part("mlp_pre_norm", norm, y)
+        attention_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        recorder.hold(y=attention_output)
+        attention_output = recorder.part("mlp_pre_norm", norm, attention_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
-            return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
+            return self._network_output(recorder, attention_output, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
@@ -121,8 +121,8 @@ class SharedBlock(Part):
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
-        y = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
-        return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
+        gated = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
+        return recorder.linear("down_proj", gated, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
@@ -133,14 +133,14 @@ class SharedBlock(Part):
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as adapters_scope:
             adapters_scope.per_layer = True
-            y = record_projections()
+            adapter_output = record_projections()
         if other_adapters is not None:
             adapter_count, role = other_adapters
             indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields) as others:
                 others.per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
-        return y
+        return adapter_output
 
 
 class ZambaLayer(Layer):
@@ -199,7 +199,7 @@ class ZambaLayer(Layer):
         role: Role = "own" if sharing is None or sharing.is_first else "shared"
         embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
         block_input = recorder.cat(x, embedded, axes=(JoinedShapes((x.axes, embedded.axes)),))
-        y = recorder.part(
+        block_output = recorder.part(
             "transformer",
             self.transformer,
             block_input,
@@ -208,9 +208,9 @@ class ZambaLayer(Layer):
             other_adapters=other_adapters,
             role=role,
         )
-        y = recorder.linear("linear", y, *x.axes, kind="attention")
-        recorder.hold(added=y)
-        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, y))
+        block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
+        recorder.hold(added=block_output)
+        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
         return recorder.add(x, recorder.part("mixer", self.attention, normed))
 
     def describe(self, hidden_size: int) -> str:
@@ -307,8 +307,8 @@ def _reference_class() -> type[nn.Module]:
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            return self.mlp(self.mlp_pre_norm(y))
+            attention_output = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
+            return self.mlp(self.mlp_pre_norm(attention_output))
 
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""

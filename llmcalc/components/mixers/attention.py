@@ -380,7 +380,7 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = recorder.attention(
+        attention_output = recorder.attention(
             "core",
             q,
             keys,
@@ -398,28 +398,28 @@ class Attention(TokenMixer):
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
-        recorder.hold(out=y)
+        recorder.hold(out=attention_output)
         if convolved_values is not None:
-            y = recorder.add(y, convolved_values)
-            recorder.hold(out=y)
+            attention_output = recorder.add(attention_output, convolved_values)
+            recorder.hold(out=attention_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        y = self._normed_and_gated(recorder, x, y, value_axis)
-        return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+        attention_output = self._normed_and_gated(recorder, x, attention_output, value_axis)
+        return recorder.linear("o_proj", attention_output, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, value_axis: Axis) -> Value:
+    def _normed_and_gated(self, recorder: Flow, x: Value, attention_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
-            y = recorder.norm("head_norm", y, self.head_norm, (value_axis,))
-            recorder.hold(out=y)
+            attention_output = recorder.norm("head_norm", attention_output, self.head_norm, (value_axis,))
+            recorder.hold(out=attention_output)
         if self.output_gate is not None:
-            y = self.output_gate.flow(recorder, x, y)
-            recorder.hold(out=y)
+            attention_output = self.output_gate.flow(recorder, x, attention_output)
+            recorder.hold(out=attention_output)
         if self.sub_norm is not None:
-            concatenated_heads = recorder.flat(y)
+            concatenated_heads = recorder.flat(attention_output)
             recorder.hold(whole=concatenated_heads)
-            y = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
-        return y
+            attention_output = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
+        return attention_output
 
     def _projected_heads(
         self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None

@@ -68,9 +68,9 @@ class BlendedAttention(WindowedMixer):
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        y = recorder.attention("core", q, k, v, causal=True, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attention_output = recorder.attention("core", q, k, v, causal=True, window=window)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""

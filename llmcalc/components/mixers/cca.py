@@ -114,9 +114,9 @@ class CompressedConvAttention(WindowedMixer):
         recorder.mask(q, k, causal=recorder.causal, window=window)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        y = recorder.attention("core", q, k, v, causal=recorder.causal, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attention_output = recorder.attention("core", q, k, v, causal=recorder.causal, window=window)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""

@@ -80,8 +80,8 @@ class ChunkedAttention(MultiHeadMixer):
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        y = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
-        return recorder.linear("o_proj", y, *x.axes)
+        attention_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
+        return recorder.linear("o_proj", attention_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         hashes = "" if self.num_hashes is None else f", {self.num_hashes} hashes"
@@ -137,8 +137,8 @@ def _reference_class() -> type[nn.Module]:
             if self.causal:
                 scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
             log_sums = torch.logsumexp(scores, -1, keepdim=True)
-            y = torch.exp(scores - log_sums) @ v
-            return (y.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (y, log_sums)
+            attention_output = torch.exp(scores - log_sums) @ v
+            return (attention_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attention_output, log_sums)
 
     class ChunkedReference(nn.Module):
         """Attention in chunks. x: [batch, tokens, hidden] → same shape."""

@@ -81,10 +81,10 @@ class ContextAttention(TwoSetsMixer):
         core_sizes = heads.size, dim.size, dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        y = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
+        attention_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
         own_keys = recorder.rope(normed, self.position)
-        y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
-        return recorder.linear("o_proj", y, *x.axes, bias=bias)
+        attention_output = recorder.add(attention_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("of a block")

@@ -123,18 +123,18 @@ class DifferentialAttention(WindowedMixer):
             recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
         recorder.hold(both=joined_heads, share=subtracted_share)
-        y = recorder.sub(
+        head_difference = recorder.sub(
             first_heads, recorder.mul(second_heads, subtracted_share)
         )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
-        y = (
-            recorder.norm("norm", y, norm, (double_dim,))
+        head_difference = (
+            recorder.norm("norm", head_difference, norm, (double_dim,))
             if self.norm_weight
-            else recorder.normalized(y, norm, (double_dim,))
+            else recorder.normalized(head_difference, norm, (double_dim,))
         )
-        y = recorder.scale(y, 1 - self.lambda_init)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        head_difference = recorder.scale(head_difference, 1 - self.lambda_init)
+        recorder.hold(out=head_difference)
+        return recorder.linear("o_proj", head_difference, *x.axes, bias=has_bias)
 
     def _rotated(self, recorder: Flow, x: Value) -> Value:
         return x if self.position is None else recorder.rope(x, self.position)

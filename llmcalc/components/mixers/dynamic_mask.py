@@ -87,9 +87,9 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(value, heads) for value in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        y = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attention_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads

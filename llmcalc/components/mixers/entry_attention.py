@@ -161,15 +161,15 @@ class EntryAttention(TokenMixer):
             q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
         )
         recorder.hold(shares=attention_weights)
-        y = recorder.weighted(attention_weights, k)
-        recorder.hold(out=y)
+        attention_output = recorder.weighted(attention_weights, k)
+        recorder.hold(out=attention_output)
         if entries is not None:
-            y = recorder.add(y, recorder.weighted(attention_weights, entries))
-            recorder.hold(out=y)
+            attention_output = recorder.add(attention_output, recorder.weighted(attention_weights, entries))
+            recorder.hold(out=attention_output)
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, inverse=True)
+        attention_output = recorder.rope(attention_output, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
+        output_groups = recorder.per_group("o_a_proj", attention_output, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:

@@ -117,14 +117,14 @@ class GatedDeltaNet(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        y = recorder.alternatives(
+        recurrence_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
-        y = recorder.norm("norm", y, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
@@ -191,7 +191,7 @@ def _reference_class() -> type[nn.Module]:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
-            q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
+            q, k = (projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for projected in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
             v, decay, beta = (

@@ -46,8 +46,8 @@ class GatedProfileAttention(ProfileAttention):
         dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
         q = recorder.linear("q_proj", x, heads, dim)
         keys, values = (
-            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
-            for name, y in (
+            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", projected, kv_heads, dim), projected)
+            for name, projected in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -65,11 +65,11 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        y = recorder.mul(y, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
-        y = recorder.mul(y, recorder.act(gate, "sigmoid"))
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        projected = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        projected = recorder.mul(projected, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
+        projected = recorder.mul(projected, recorder.act(gate, "sigmoid"))
+        recorder.hold(out=projected)
+        return recorder.linear("o_proj", projected, *x.axes)
 
     def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
@@ -185,7 +185,7 @@ def _reference_class() -> type[nn.Module]:
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
             bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = self._for_each_query_head(k, v)
-            y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
-            return self.o_proj(y * self.gate_proj(x).sigmoid())
+            attention_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
+            return self.o_proj(attention_output * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

@@ -65,9 +65,9 @@ class GroupedProjectionAttention(EqualHeadsMixer):
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
-        y = recorder.flat(recorder.attention("core", q, k, v, causal=False))
-        recorder.hold(out=y)
-        return recorder.conv("o_proj", y, *x.axes, kernel=1, groups=self.o_groups, bias=True)
+        attention_output = recorder.flat(recorder.attention("core", q, k, v, causal=False))
+        recorder.hold(out=attention_output)
+        return recorder.conv("o_proj", attention_output, *x.axes, kernel=1, groups=self.o_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
@@ -106,8 +106,8 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        y = recorder.act(recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
-        return recorder.conv("down_proj", y, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+        activated = recorder.act(recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
+        return recorder.conv("down_proj", activated, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"

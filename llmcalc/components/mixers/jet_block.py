@@ -74,14 +74,14 @@ class JetBlock(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs = (q, k, v, decay, beta)
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        y = recorder.alternatives(
+        recurrence_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=(heads, value_dim)),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sizes = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"

@@ -104,15 +104,15 @@ class KimiDeltaAttention(TokenMixer):
         inputs = (q, k, v, self._record_log_decay(recorder, x, all_heads), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
-        y = recorder.alternatives(
+        recurrence_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
         )
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return recorder.linear(
             "o_proj",
-            recorder.mul(y, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
+            recorder.mul(recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
             *x.axes,
         )
 

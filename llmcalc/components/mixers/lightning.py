@@ -82,15 +82,15 @@ class LightningAttention(MultiHeadMixer):
             recorder.act(v, self.hidden_act),
         )
         core_sizes = q.axes[0].size, dim.size, x.rows
-        y = recorder.alternatives(
+        attention_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
             ),
             by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
         )
         recorder.state("recurrent_state", heads, dim, dim)
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
+        attention_output = recorder.norm("norm", attention_output, Norm(type="rmsnorm", eps=1e-6))
+        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), attention_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
     def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
@@ -192,7 +192,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
+            q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
             out, state = self.core(q, k, v, stored_state)

@@ -100,9 +100,9 @@ class LocalAttention(MultiHeadMixer):
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        y = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attention_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sums_text = "" if self.global_block_size is None else f", sums of {self.global_block_size}"

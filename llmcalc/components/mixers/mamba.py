@@ -89,13 +89,13 @@ class Mamba(TokenMixer):
         u = recorder.act(u, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, u, inner_axis, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
-        y = recorder.core("scan", op, u, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
+        scan_output = recorder.core("scan", op, u, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state, bits=STATE_BITS)
         if self.lends_output:
-            recorder.memo[SCAN_OUTPUT] = y
-            recorder.keep(scan_output=y)
+            recorder.memo[SCAN_OUTPUT] = scan_output
+            recorder.keep(scan_output=scan_output)
         return recorder.linear(
-            "out_proj", recorder.mul(y, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
+            "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
         )
 
     def _scan_inputs(self, recorder: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
@@ -153,9 +153,9 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(heads, n_out)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
-            y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
-            y = y if self.bias is None else y + self.bias[:, None]
-            return y.transpose(1, 2).flatten(2)
+            head_outputs = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
+            head_outputs = head_outputs if self.bias is None else head_outputs + self.bias[:, None]
+            return head_outputs.transpose(1, 2).flatten(2)
 
     class Scan(nn.Module):
         """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
@@ -191,8 +191,8 @@ def _reference_class() -> type[nn.Module]:
                 )
                 decay = torch.cat([decay[:, :covered_steps], decay[:, covered_steps:] * decay[:, :-covered_steps]], 1)
                 covered_steps *= 2
-            y = _read_states(state.to(x.dtype), c)
-            return y + self.D * x, state[:, -1]
+            scan_output = _read_states(state.to(x.dtype), c)
+            return scan_output + self.D * x, state[:, -1]
 
     def _read_states(state: Tensor, c: Tensor) -> Tensor:
         """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""

@@ -109,7 +109,7 @@ class Mamba2(TokenMixer):
         u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
         scan_inputs = u, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
-        y = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
             ),
@@ -118,18 +118,18 @@ class Mamba2(TokenMixer):
         recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
-            self._gated_output(recorder, y, recorder.act(gate, self.hidden_act), groups),
+            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), groups),
             *x.axes,
             bias=self.out_bias,
         )
 
-    def _gated_output(self, recorder: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
-            return recorder.mul(y, gate)
+            return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
-            return recorder.mul(recorder.norm("norm", y, self.norm, groups=groups), gate)
-        return recorder.norm("norm", recorder.mul(y, gate), self.norm, groups=groups)
+            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=groups), gate)
+        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=groups)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -189,10 +189,10 @@ def scan_class() -> type[nn.Module]:
             time_step = nn.functional.softplus(time_step + self.dt_bias).float()
             log_decay, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
-                y, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
+                scan_output, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
-            return y.to(x.dtype) + self.D[:, None] * x, last_state
+                scan_output, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
+            return scan_output.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor
@@ -260,14 +260,14 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)
 
-        def _gated_output(self, y: Tensor, gate: Tensor) -> Tensor:
+        def _gated_output(self, scan_output: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
             if not hasattr(self, "norm"):
-                return y * gate_values
+                return scan_output * gate_values
             if not self.spec.norm_before_gate:
-                y = y * gate_values
-            y = self.norm(y)
-            return y * gate_values if self.spec.norm_before_gate else y
+                scan_output = scan_output * gate_values
+            scan_output = self.norm(scan_output)
+            return scan_output * gate_values if self.spec.norm_before_gate else scan_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

@@ -98,9 +98,9 @@ class MergedAttention(TwoSetsMixer):
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
         recorder.hold(weights=weights)
-        y = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attention_output = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("with the encoder's keys")

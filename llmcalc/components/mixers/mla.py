@@ -230,18 +230,18 @@ class MLA(TokenMixer):
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
-            return recorder.absorb("", y, weight, head_axis)
+            attention_output = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
+            return recorder.absorb("", attention_output, weight, head_axis)
 
-        y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
-        recorder.hold(out=y)
+        attention_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        recorder.hold(out=attention_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
+        attention_output = attention_output if self.output_gate is None else self.output_gate.flow(recorder, x, attention_output)
         for gate_part in gate:
-            y = recorder.mul(y, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *(out or x.axes), bias=self.attention_bias or self.o_bias)
+            attention_output = recorder.mul(attention_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns latents and the keys' shared rotary part, of new and cached tokens."""

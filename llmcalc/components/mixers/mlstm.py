@@ -80,13 +80,13 @@ class MLSTM(TokenMixer):
             recorder.act(recorder.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate")
         )
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        y = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
+        memory_output = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
         state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
-        y = recorder.norm("norm", y, norm, groups=heads)
+        memory_output = recorder.norm("norm", memory_output, norm, groups=heads)
         gate = recorder.act(recorder.linear("ogate", x, *values, bias=has_bias), "sigmoid")
-        return recorder.linear("out_proj", recorder.mul(gate, y), *x.axes, bias=has_bias)
+        return recorder.linear("out_proj", recorder.mul(gate, memory_output), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"

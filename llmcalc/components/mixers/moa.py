@@ -107,15 +107,15 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(k=k)
         v = recorder.repeat(v, heads, tiled=True)
         recorder.hold(v=v)
-        y = recorder.attention("core", q, k, v)
-        recorder.hold(out=y)
+        attention_output = recorder.attention("core", q, k, v)
+        recorder.hold(out=attention_output)
         rows = recorder.dispatch(
-            y.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attention_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=rows)
-        y = recorder.combine(recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
-        recorder.hold(out=y)
-        return recorder.add(y, recorder.vector("o_bias", *x.axes))
+        attention_output = recorder.combine(recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
+        recorder.hold(out=attention_output)
+        return recorder.add(attention_output, recorder.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"

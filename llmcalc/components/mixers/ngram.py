@@ -120,7 +120,7 @@ class NgramAttention(EqualHeadsMixer):
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
         main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
-        y = recorder.core(
+        attention_output = recorder.core(
             "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
         predict_core = ops.PredictCore(
@@ -129,7 +129,7 @@ class NgramAttention(EqualHeadsMixer):
         prediction = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = recorder.cat(y, prediction, axes=(heads, dim), rows=x.rows)
+        joined_streams = recorder.cat(attention_output, prediction, axes=(heads, dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 

@@ -92,9 +92,9 @@ class ProfileAttention(WindowedMixer):
         recorder.hold(q=q, k=keys, v=values, bias=bias)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attention_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes)
 
     def _normed(self, recorder: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(name, x, self.norm, x.axes[1:])

@@ -66,12 +66,12 @@ class RelativeAttention(MultiHeadMixer):
         content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
         bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
-        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
+        attention_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attention_output)
         if self.segments:
             recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
             recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"

@@ -77,11 +77,11 @@ class Rwkv7TimeMix(TokenMixer):
         removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
         key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
         scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        y = recorder.add(y, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        wkv_output = recorder.add(wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
+        return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
     def _low_rank(
         self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
@@ -181,9 +181,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _low_rank(self, name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
-            y = self.get_submodule(f"{name}_lora_a")(x)
-            y = y.tanh() if name == "w" else y.sigmoid() if name == "g" else y
-            return self.get_submodule(f"{name}_lora_b")(y)
+            low_rank_input = self.get_submodule(f"{name}_lora_a")(x)
+            low_rank_input = low_rank_input.tanh() if name == "w" else low_rank_input.sigmoid() if name == "g" else low_rank_input
+            return self.get_submodule(f"{name}_lora_b")(low_rank_input)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
@@ -198,7 +198,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (rate - 1) * self.k_a.weight)
-            y, state = self.wkv(
+            wkv_output, state = self.wkv(
                 *(self._split_heads(t) for t in (r, decay, k, v)),
                 removed_key,
                 self._split_heads(rate),
@@ -208,8 +208,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             bonus = (self._split_heads(r) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)
-            y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            return self.o_proj(y * self._low_rank("g", inputs["g"]))
+            wkv_output = self.g_norm(wkv_output.flatten(2).to(x.dtype)) + bonus.flatten(2)
+            return self.o_proj(wkv_output * self._low_rank("g", inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""

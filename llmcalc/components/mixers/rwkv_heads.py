@@ -72,10 +72,10 @@ class RwkvHeadMix(TokenMixer):
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
         scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        return recorder.linear("output", recorder.mul(y, gate), *x.axes)
+        wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
         """Returns the mixes of each token with the previous token, one mix for each of `INPUT_NAMES`."""
@@ -183,9 +183,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            y, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
+            wkv_output, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
-            y = self.ln_x(y.flatten(2).to(x.dtype))
-            return self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
+            wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
+            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 
     return HeadMixReference

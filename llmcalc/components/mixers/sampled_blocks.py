@@ -51,9 +51,9 @@ class SampledBlockAttention(EqualHeadsMixer):
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        y = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"

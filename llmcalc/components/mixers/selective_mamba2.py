@@ -80,14 +80,14 @@ class SelectiveMamba2(TokenMixer):
         time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
         scan_inputs = u, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
-        y = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ProjectedChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
             ),
             step=lambda: recorder.core("scan", ProjectedHeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
         recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
-        return recorder.linear("out_proj", recorder.mul(y, recorder.act(gate, "silu")), *x.axes)
+        return recorder.linear("out_proj", recorder.mul(scan_output, recorder.act(gate, "silu")), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
+            scan_output, last_state = self.scan(
                 u.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
@@ -141,6 +141,6 @@ def _reference_class() -> type[nn.Module]:
                 stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
-            return self.out_proj(y.flatten(2) * nn.functional.silu(gate))
+            return self.out_proj(scan_output.flatten(2) * nn.functional.silu(gate))
 
     return SelectiveMamba2Reference

@@ -75,9 +75,9 @@ class ShortConv(TokenMixer):
         recorder.hold(b=b)
         u = recorder.mul(b, u)
         if self.grid:
-            y = recorder.conv("conv", u, *channels, kernel=kernel * kernel, groups=u.width, bias=has_bias)
+            convolved = recorder.conv("conv", u, *channels, kernel=kernel * kernel, groups=u.width, bias=has_bias)
         else:
-            y = recorder.conv(
+            convolved = recorder.conv(
                 "conv",
                 u,
                 *channels,
@@ -88,8 +88,8 @@ class ShortConv(TokenMixer):
                 state="conv_state",
             )
             recorder.state("conv_state", *channels, Axis("kernel", kernel), kind="conv_state")
-        recorder.hold(mixed=y)
-        return recorder.linear("out_proj", recorder.mul(c, y), *x.axes, bias=has_bias)
+        recorder.hold(mixed=convolved)
+        return recorder.linear("out_proj", recorder.mul(c, convolved), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")

@@ -73,10 +73,10 @@ class SpanConvolution(TokenMixer):
         convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
         recorder.hold(convolved=convolved)
         recorder.mask(q, k, causal=False)
-        y = recorder.attention("core", q, k, v, causal=False)
-        recorder.hold(out=y)
+        attention_output = recorder.attention("core", q, k, v, causal=False)
+        recorder.hold(out=attention_output)
         joined_heads = recorder.cat(
-            recorder.flat(y), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
+            recorder.flat(attention_output), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 

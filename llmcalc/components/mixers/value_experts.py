@@ -57,9 +57,9 @@ class ValueExperts(Part):
         recorder.hold(weights=weights, chosen=top_experts)
         rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         recorder.hold(rows=rows)
-        y = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
-        recorder.hold(y=y)
-        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
+        expert_values = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
+        recorder.hold(y=expert_values)
+        return recorder.combine(expert_values, weights, experts, top_k, float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the value projections, from the hidden size to all value heads, and the router."""
@@ -87,8 +87,8 @@ def _reference_class() -> type[nn.Module]:
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
             rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
+            expert_values = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
             del rows
-            return dispatch.combine_outputs(y, weights)
+            return dispatch.combine_outputs(expert_values, weights)
 
     return ValueExpertsReference

@@ -138,14 +138,14 @@ class FeedForward(SingleWidthNetwork):
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        y = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
-        y = self._activate(recorder, y)
+        projected = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
+        projected = self._activate(recorder, projected)
         if self.gated:
             up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            y = recorder.mul(y, act_on_up(recorder, self.up_act, up))
-        y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
-        y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
-        return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
+            projected = recorder.mul(projected, act_on_up(recorder, self.up_act, up))
+        projected = projected if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, projected)
+        projected = recorder.linear("down_proj", recorder.dropout(projected, "activation"), *x.axes, bias=self.down_bias)
+        return recorder.mul(projected, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else projected
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
@@ -271,15 +271,15 @@ def _reference_class() -> type[nn.Module]:
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
             gated = hasattr(self, "gate_proj")
-            y = self._activate((self.gate_proj if gated else self.up_proj)(x))
-            y = y * activate(self.up_act, self.up_proj(x)) if gated else y
-            y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            y = (
-                y
+            activated = self._activate((self.gate_proj if gated else self.up_proj)(x))
+            activated = activated * activate(self.up_act, self.up_proj(x)) if gated else activated
+            activated = self.sub_norm(activated) if hasattr(self, "sub_norm") else activated
+            activated = (
+                activated
                 if part_factors is None
-                else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
+                else (activated.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
+            out: Tensor = self.down_proj(apply_dropout(self, "activation", activated))
             return out * self.output_scale.weight if hasattr(self, "output_scale") else out
 
     return FeedForwardReference

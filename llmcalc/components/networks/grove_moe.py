@@ -86,8 +86,8 @@ class GroveMoE(Network):
         for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
             rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(name, kind="experts", source=self.formula_source):
-                y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
-            group_outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))
+                expert_outputs = expert_networks(recorder, network, rows, axis, top_k, x.axes)
+            group_outputs.append(recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights))
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:

@@ -87,18 +87,18 @@ class Latent(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection to the latent width, with its norm."""
-        y = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
-        return y if self.norm is None else recorder.part("latent_norm", self.norm, y)
+        latent_input = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
+        return latent_input if self.norm is None else recorder.part("latent_norm", self.norm, latent_input)
 
-    def normed_output(self, recorder: Flow, y: Value) -> Value:
-        """Records the optional norm of the experts' outputs. y: one vector per token and expert."""
-        return y if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, y)
+    def normed_output(self, recorder: Flow, latent_output: Value) -> Value:
+        """Records the optional norm of the experts' outputs. latent_output: one vector per token and expert."""
+        return latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
 
-    def project_back(self, recorder: Flow, y: Value, out: Shape) -> Value:
+    def project_back(self, recorder: Flow, latent_output: Value, out: Shape) -> Value:
         """Records the optional norm of the experts' sum, and the projection from the latent width."""
-        y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
-        recorder.hold(y=y)
-        return recorder.linear("latent_out", y, *out, bias=self.bias)
+        latent_output = latent_output if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, latent_output)
+        recorder.hold(y=latent_output)
+        return recorder.linear("latent_out", latent_output, *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
@@ -140,8 +140,8 @@ class VisionExperts(Part):
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
-        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
+            expert_outputs = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
+        return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
@@ -281,45 +281,45 @@ class MoE(Network):
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=rows)
             has_identities = self.identity_experts is not None
-            y = expert_networks(
+            expert_outputs = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
             )
-            y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
+            expert_outputs = expert_outputs if self.identity_experts is None else self.identity_experts.flow(recorder, rows, expert_outputs)
         if self.latent is not None:
-            y = self.latent.normed_output(recorder, y)
-        y = recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
-        recorder.hold(y=y)
+            expert_outputs = self.latent.normed_output(recorder, expert_outputs)
+        expert_outputs = recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        recorder.hold(y=expert_outputs)
         if self.latent is not None:
-            y = self.latent.project_back(recorder, y, x.axes)
-            recorder.hold(y=y)
+            expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
+            recorder.hold(y=expert_outputs)
         if self.shared_expert is not None:
             shared_output = self._shared_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
                 routed_share, shared_share = recorder.split(recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
-                y, shared_output = (
-                    recorder.mul(routed_share, y, y.axes),
-                    recorder.mul(shared_share, shared_output, y.axes),
+                expert_outputs, shared_output = (
+                    recorder.mul(routed_share, expert_outputs, expert_outputs.axes),
+                    recorder.mul(shared_share, shared_output, expert_outputs.axes),
                 )
-            y = recorder.add(y, shared_output)
-            recorder.hold(y=y)
+            expert_outputs = recorder.add(expert_outputs, shared_output)
+            recorder.hold(y=expert_outputs)
         if self.output_bias:
-            y = recorder.add(y, recorder.vector("output_bias", *x.axes, kind="experts"))
-        return y
+            expert_outputs = recorder.add(expert_outputs, recorder.vector("output_bias", *x.axes, kind="experts"))
+        return expert_outputs
 
     def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
-            y = self.shared_scores.flow(recorder, expert, x)
-            recorder.hold(shared=y)
-            return y
+            shared_output = self.shared_scores.flow(recorder, expert, x)
+            recorder.hold(shared=shared_output)
+            return shared_output
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = expert.flow(recorder, x)
-        recorder.hold(shared=y)
+            shared_output = expert.flow(recorder, x)
+        recorder.hold(shared=shared_output)
         if not self.shared_expert_gate:
-            return y
+            return shared_output
         gate = recorder.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
-        return recorder.mul(recorder.act(gate, "sigmoid"), y, y.axes)
+        return recorder.mul(recorder.act(gate, "sigmoid"), shared_output, shared_output.axes)
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
@@ -419,18 +419,18 @@ def expert_networks(
         return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
-        y = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        recorder.hold(y=y)
-        y = recorder.mul(
-            y, act_on_up(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
+        activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        recorder.hold(y=activated)
+        activated = recorder.mul(
+            activated, act_on_up(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
         )
     else:
-        y = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    y = recorder.dropout(y, "activation")
-    recorder.hold(y=y)
-    y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
-    recorder.hold(y=y)
-    return y
+        activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    activated = recorder.dropout(activated, "activation")
+    recorder.hold(y=activated)
+    activated = expert_linear("down_proj", activated, *out, bias=expert.down_bias)
+    recorder.hold(y=activated)
+    return activated
 
 
 @cache
@@ -469,11 +469,11 @@ def routed_class() -> type[nn.Module]:
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
-            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
-            y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
-            y = apply_dropout(self, "activation", y)
-            y = self.down_proj(y, expert, group_ends)
-            return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
+            activated = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
+            activated = activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else activated
+            activated = apply_dropout(self, "activation", activated)
+            activated = self.down_proj(activated, expert, group_ends)
+            return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
 
     class Routed(nn.Module):
         """A router and its experts, where the router's modules are registered beside the experts."""
@@ -567,15 +567,15 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Runs the mixture of experts. router_input: the router's input, if different from the experts'."""
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
-            y = self.latent_in(x) if hasattr(self, "latent_in") else x
-            y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
+            expert_input = self.latent_in(x) if hasattr(self, "latent_in") else x
+            expert_input = self.latent_norm(expert_input) if hasattr(self, "latent_norm") else expert_input
             dispatch = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            y = dispatch.combine_outputs(
-                norm_output(self.experts(dispatch.copy_rows(y), dispatch.expert, dispatch.grouped)), weights
+            expert_input = dispatch.combine_outputs(
+                norm_output(self.experts(dispatch.copy_rows(expert_input), dispatch.expert, dispatch.grouped)), weights
             )
-            y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
-            y = self.latent_out(y) if hasattr(self, "latent_out") else y
+            expert_input = self.latent_output_norm(expert_input) if hasattr(self, "latent_output_norm") else expert_input
+            expert_input = self.latent_out(expert_input) if hasattr(self, "latent_out") else expert_input
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
                     expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
@@ -584,9 +584,9 @@ def _reference_class() -> type[nn.Module]:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     expert_weights = self.shared_expert_mix(x).softmax(-1)
-                    y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
+                    expert_input, shared_output = expert_weights[..., :1] * expert_input, expert_weights[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
-                y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
-            return y + self.output_bias.weight if hasattr(self, "output_bias") else y
+                expert_input = expert_input + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
+            return expert_input + self.output_bias.weight if hasattr(self, "output_bias") else expert_input
 
     return MoEReference

@@ -83,9 +83,9 @@ class ProductKeyMoE(Network):
         recorder.hold(weights=weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
             units = recorder.act(recorder.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
-            y = recorder.core("up_embed", rows, recorder.mul(units, weights), top_units, axes=x.axes)
-        recorder.hold(y=y)
-        return recorder.add(y, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
+            expert_outputs = recorder.core("up_embed", rows, recorder.mul(units, weights), top_units, axes=x.axes)
+        recorder.hold(y=expert_outputs)
+        return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
         return (
@@ -150,8 +150,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_units = self.routing(x)
-            y = self.experts(x, top_units, weights)
-            return y + self.shared_expert(x)
+            expert_sum = self.experts(x, top_units, weights)
+            return expert_sum + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

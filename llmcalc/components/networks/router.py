@@ -178,12 +178,12 @@ class RouterMLP(Router):
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
-            y = recorder.linear("down_proj", x, features, bias=True)
-            y = recorder.carry("routed", y, recorder.vector("below_scale", features) if self.adds_below else None)
-            y = recorder.part("norm", self.norm, y)
-            y = recorder.act(recorder.linear("fc1", y, features, bias=True), self.hidden_act)
-            y = recorder.act(recorder.linear("fc2", y, features, bias=True), self.hidden_act)
-            logits = recorder.linear("out_proj", y, axis)
+            router_features = recorder.linear("down_proj", x, features, bias=True)
+            router_features = recorder.carry("routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None)
+            router_features = recorder.part("norm", self.norm, router_features)
+            router_features = recorder.act(recorder.linear("fc1", router_features, features, bias=True), self.hidden_act)
+            router_features = recorder.act(recorder.linear("fc2", router_features, features, bias=True), self.hidden_act)
+            logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 

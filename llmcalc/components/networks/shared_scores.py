@@ -41,9 +41,9 @@ class SharedScores(Part):
         )
         recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = recorder.act(recorder.linear("gate_proj", x, experts, width), expert.hidden_act)
-            y = recorder.mul(y, recorder.linear("up_proj", x, experts, width))
-            return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
+            gated = recorder.act(recorder.linear("gate_proj", x, experts, width), expert.hidden_act)
+            gated = recorder.mul(gated, recorder.linear("up_proj", x, experts, width))
+            return recorder.linear("down_proj", recorder.mul(gated, expert_weights), *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the linear layer of the scores and the scaling factor, as named modules."""

@@ -80,8 +80,8 @@ class ConformerAttention(Part):
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
-        y = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=self.bias)
 
 
 class Conformer(TowerPart):
@@ -166,23 +166,23 @@ class Conformer(TowerPart):
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        normed = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self.attention.flow(recorder, y, bias, self.segment)
-        x = recorder.add(x, self._normalize_output(recorder, "self_attn", y))
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+            normed = self.attention.flow(recorder, normed, bias, self.segment)
+        x = recorder.add(x, self._normalize_output(recorder, "self_attn", normed))
+        normed = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            normed = self.convolution.flow(recorder, normed)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of a named feed-forward network's output."""
-        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
-        return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, y), 0.5))
+        network_output = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, name: str, y: Value) -> Value:
-        return recorder.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
+    def _normalize_output(self, recorder: Flow, name: str, sublayer_output: Value) -> Value:
+        return recorder.part(f"{name}_post_norm", self.norm, sublayer_output) if self.norm_placement == "sandwich" else sublayer_output
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -326,8 +326,8 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{name}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _normalize_output(self, name: str, y: Tensor) -> Tensor:
-            return getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
+        def _normalize_output(self, name: str, sublayer_output: Tensor) -> Tensor:
+            return getattr(self, f"{name}_post_norm")(sublayer_output) if hasattr(self, f"{name}_post_norm") else sublayer_output
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(

@@ -129,19 +129,19 @@ class ConvNextEncoder(TowerPart):
         depth = self.depths[stage]
         if not depth:
             return x
-        return recorder.layers(x, lambda y: self._record_block(recorder, y, stage), depth, range(depth), kind="layer")
+        return recorder.layers(x, lambda block_input: self._record_block(recorder, block_input, stage), depth, range(depth), kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
-        y = recorder.part("conv_pre_norm", self.norm, x)
-        y = recorder.conv("conv", y, *y.axes, kernel=self.kernel_size, groups=y.width, bias=True)
-        x = recorder.add(x, recorder.mul(y, recorder.vector("conv_out_scale", *x.axes)))
-        y = recorder.part("mlp_pre_norm", self.norm, x)
+        convolved = recorder.part("conv_pre_norm", self.norm, x)
+        convolved = recorder.conv("conv", convolved, *convolved.axes, kernel=self.kernel_size, groups=convolved.width, bias=True)
+        x = recorder.add(x, recorder.mul(convolved, recorder.vector("conv_out_scale", *x.axes)))
+        convolved = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("mlp", kind="feed_forward"):
             inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage))
-            y = recorder.act(recorder.linear("up_proj", y, inner_axis, bias=True), self.hidden_act)
-            y = recorder.linear("down_proj", y, *x.axes, bias=True)
-        return recorder.add(x, recorder.mul(y, recorder.vector("mlp_out_scale", *x.axes)))
+            convolved = recorder.act(recorder.linear("up_proj", convolved, inner_axis, bias=True), self.hidden_act)
+            convolved = recorder.linear("down_proj", convolved, *x.axes, bias=True)
+        return recorder.add(x, recorder.mul(convolved, recorder.vector("mlp_out_scale", *x.axes)))
 
     def describe(self, hidden_size: int) -> str:
         return f"ConvNeXt, {len(self.depths)} stages → {self.output_size}"
@@ -210,8 +210,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
-            x = (x + y * self.conv_out_scale.weight[:, None]).transpose(1, 2)
+            convolved = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
+            x = (x + convolved * self.conv_out_scale.weight[:, None]).transpose(1, 2)
             return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
     class TransposedConvolution(nn.ConvTranspose1d):

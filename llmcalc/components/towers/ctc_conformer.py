@@ -107,20 +107,20 @@ class CtcConformer(TowerPart):
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        normed = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y)
-        x = recorder.add(x, y)
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+            normed = self._record_attention(recorder, normed)
+        x = recorder.add(x, normed)
+        normed = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self._record_convolution(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            normed = self._record_convolution(recorder, normed)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of a network's output."""
-        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
-        return recorder.add(x, recorder.scale(y, 0.5))
+        network_output = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, dim = x.rows, Axis("head_dim", self.head_dim)
@@ -130,18 +130,18 @@ class CtcConformer(TowerPart):
         pairs = Table(name="distances", length=self.block * self.block)
         recorder.table("distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=pairs, by="positions")
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y.view(*y.axes, rows=frames), *x.axes, bias=True)
+        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attention_output.view(*attention_output.axes, rows=frames), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
         channels = (Axis("channels", self.expansion * self.hidden_size),)
         both = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
         gated_half, gate = recorder.split(both, channels, channels)
-        y = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        y = recorder.conv("conv", y, *channels, kernel=self.kernel_size, groups=y.width)
-        y = record_batch_norm(recorder, "norm", y, channels)
-        return recorder.conv("out_proj", recorder.act(y, "silu"), *x.axes, kernel=1, bias=True)
+        gated = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        gated = recorder.conv("conv", gated, *channels, kernel=self.kernel_size, groups=gated.width)
+        gated = record_batch_norm(recorder, "norm", gated, channels)
+        return recorder.conv("out_proj", recorder.act(gated, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -225,9 +225,9 @@ def _reference_class() -> type[nn.Module]:
             self.norm = BatchNorm(channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
-            y = functional.silu(self.norm(self.conv(functional.pad(y, self.padding))))
-            out: Tensor = self.out_proj(y).transpose(1, 2)
+            gated = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
+            gated = functional.silu(self.norm(self.conv(functional.pad(gated, self.padding))))
+            out: Tensor = self.out_proj(gated).transpose(1, 2)
             return out
 
     class Layer(nn.Module):

@@ -54,12 +54,12 @@ class SpeakerEncoder(Part):
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
-        y = recorder.linear("proj", x, head, bias=True)
-        y = recorder.conv("upsampler", y, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        y = y.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
-        y = recorder.act(recorder.linear("dense", recorder.act(y, "relu"), head, bias=True), "relu")
+        projected = recorder.linear("proj", x, head, bias=True)
+        projected = recorder.conv("upsampler", projected, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
+        projected = projected.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        projected = recorder.act(recorder.linear("dense", recorder.act(projected, "relu"), head, bias=True), "relu")
         speakers = Axis("speakers", self.num_speakers)
-        probabilities = recorder.act(recorder.linear("classifier", y, speakers, bias=True), "sigmoid")
+        probabilities = recorder.act(recorder.linear("classifier", projected, speakers, bias=True), "sigmoid")
         return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -84,10 +84,10 @@ class WordTimestamps(Part):
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the weights. x: the states of speech recognition."""
         rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        y = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=rows)
+        upsampled = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=rows)
         with recorder.apart(causal=False):
-            y = self.stack.flow(recorder, y)
-        recorder.linear("classifier", y, Axis("classes", self.classes), bias=True)
+            upsampled = self.stack.flow(recorder, upsampled)
+        recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
@@ -141,18 +141,18 @@ class DiarizedEncoder(TowerPart):
         """Records both encoders and returns their sum for the projector."""
         frames = recorder.merge(x, Merged(of=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.fixed = True
-        y = _record_stack(recorder, self.stack, frames, self.hidden_size)
+        stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
         if self.timestamps is not None:
             with recorder.scope("timestamps", role="idle"):
-                self.timestamps.flow(recorder, y)
+                self.timestamps.flow(recorder, stack_output)
         with recorder.scope("speakers"):
             activity = self.speakers.flow(recorder, frames, self.frames)
         activity = recorder.part("speaker_norm", self.norm, activity)
         hidden = Axis("hidden", self.hidden_size)
-        sinusoids = Value(y.rows, (*activity.axes, hidden), fixed=True)
-        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, y.rows)
+        sinusoids = Value(stack_output.rows, (*activity.axes, hidden), fixed=True)
+        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
         speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden,))
-        return recorder.add(recorder.part("out_norm", self.norm, y), speaker_states)
+        return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
         depths = self.stack.num_hidden_layers, self.speakers.stack.num_hidden_layers
@@ -218,10 +218,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:
-            y = self.proj(self.through_layers(self.patch_embedding(frames)))
-            y = self.upsampler(y.transpose(1, 2)).transpose(1, 2).unflatten(2, (self.frame_count, -1)).flatten(1, 2)
-            y = self.classifier(functional.relu(self.dense(functional.relu(y))))
-            return y.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
+            projected = self.proj(self.through_layers(self.patch_embedding(frames)))
+            projected = self.upsampler(projected.transpose(1, 2)).transpose(1, 2).unflatten(2, (self.frame_count, -1)).flatten(1, 2)
+            projected = self.classifier(functional.relu(self.dense(functional.relu(projected))))
+            return projected.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
     class TimestampReference(Layers):
         """The weights for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""

@@ -68,8 +68,8 @@ class DiffusionHead(Part):
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
         """Records a layer, whose norm's output the condition scales and shifts."""
         shift, scale, gate = self._modulation(recorder, condition, 3)
-        y = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
-        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, y)))
+        modulated = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
+        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, modulated)))
 
     def _modulation(self, recorder: Flow, condition: Value, count: int) -> tuple[Value, ...]:
         """Records a linear layer of the activated condition and returns its output in `count` equal parts."""

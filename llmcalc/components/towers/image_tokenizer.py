@@ -208,28 +208,28 @@ class ImageTokenizer(TowerPart):
         return self._record_block(recorder, "middle_2", x, x.width, codes)
 
     def _attend(self, recorder: Flow, name: str, x: Value, codes: Value | None) -> Value:
-        y = self._normalize(recorder, f"{name}_norm", x, codes)
-        return recorder.add(x, recorder.part(name, self.attention, y))
+        normed = self._normalize(recorder, f"{name}_norm", x, codes)
+        return recorder.add(x, recorder.part(name, self.attention, normed))
 
     def _record_block(self, recorder: Flow, name: str, x: Value, channels: Number, codes: Value | None = None) -> Value:
         """Records a residual block of two convolutions."""
         with recorder.scope(name, kind="convolution"):
-            y = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
-            y = self._convolve(recorder, "conv_1", y, channels)
-            y = recorder.act(self._normalize(recorder, "norm_2", y, codes), "silu")
-            y = self._convolve(recorder, "conv_2", y, channels)
+            activated = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
+            activated = self._convolve(recorder, "conv_1", activated, channels)
+            activated = recorder.act(self._normalize(recorder, "norm_2", activated, codes), "silu")
+            activated = self._convolve(recorder, "conv_2", activated, channels)
             x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
-            return recorder.add(x, y)
+            return recorder.add(x, activated)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
         """Records the residual blocks over frames, with batch norms."""
         for i in range(1, self.num_res_blocks + 1):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
-                y = x
+                activated = x
                 for j in (1, 2):
-                    y = record_batch_norm(recorder, f"norm_{j}", y, y.axes)
-                    y = self._convolve(recorder, f"conv_{j}", recorder.act(y, "silu"), x.width, kernel=3 * 9)
-                x = recorder.add(x, y)
+                    activated = record_batch_norm(recorder, f"norm_{j}", activated, activated.axes)
+                    activated = self._convolve(recorder, f"conv_{j}", recorder.act(activated, "silu"), x.width, kernel=3 * 9)
+                x = recorder.add(x, activated)
         return x
 
     def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
@@ -237,9 +237,9 @@ class ImageTokenizer(TowerPart):
         if codes is None:
             return recorder.part(name, self.norm, x)
         with recorder.scope(name):
-            y, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
+            normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
-            return recorder.add(recorder.mul(y, scale), shift)
+            return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
         self, recorder: Flow, name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
@@ -338,9 +338,9 @@ def _reference_class() -> type[nn.Module]:
             self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None
 
         def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
-            y = self.conv_1(functional.silu(self.norm_1(x, *codes)))
-            y = self.conv_2(functional.silu(self.norm_2(y, *codes)))
-            return y + (x if self.shortcut is None else self.shortcut(x))
+            convolved = self.conv_1(functional.silu(self.norm_1(x, *codes)))
+            convolved = self.conv_2(functional.silu(self.norm_2(convolved, *codes)))
+            return convolved + (x if self.shortcut is None else self.shortcut(x))
 
     def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
         return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
@@ -405,8 +405,8 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
 
         def attend(self, module: nn.Module, name: str, x: Tensor, *codes: Tensor) -> Tensor:
-            y = module.get_submodule(f"{name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            z: Tensor = module.get_submodule(name)(y, ForwardPass())
+            normed = module.get_submodule(f"{name}_norm")(x, *codes).flatten(2).transpose(1, 2)
+            z: Tensor = module.get_submodule(name)(normed, ForwardPass())
             return x + z.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:

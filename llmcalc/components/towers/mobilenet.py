@@ -213,11 +213,11 @@ class MobileNet(TowerPart):
     def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
         """Records the blocks of a group."""
 
-        def record_blocks(y: Value) -> Value:
+        def record_blocks(block_input: Value) -> Value:
             for k, block in enumerate(group.blocks, 1):
                 with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
-                    y = self._record_block(recorder, y, block)
-            return y
+                    block_input = self._record_block(recorder, block_input, block)
+            return block_input
 
         if same(group.repeat, 1):
             with recorder.scope(name, kind="layer"):
@@ -228,17 +228,17 @@ class MobileNet(TowerPart):
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
         if block.type == "edge":
-            y = self._record_conv(
+            convolved = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
             )
-            y = self._record_conv(recorder, "conv_proj", y, block.channels)
+            convolved = self._record_conv(recorder, "conv_proj", convolved, block.channels)
         elif block.type == "inverted":
-            y = self._record_inverted_block(recorder, x, block)
+            convolved = self._record_inverted_block(recorder, x, block)
         else:
-            y = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
+            convolved = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
-            y = recorder.mul(y, recorder.vector("layer_scale", *y.axes))
-        return recorder.add(x, y) if y.rows == x.rows and same(x.width, y.width) else y
+            convolved = recorder.mul(convolved, recorder.vector("layer_scale", *convolved.axes))
+        return recorder.add(x, convolved) if convolved.rows == x.rows and same(x.width, convolved.width) else convolved
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
@@ -255,20 +255,20 @@ class MobileNet(TowerPart):
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
         for letter in "kv":
-            y = x
+            normed = x
             if block.kv_stride > 1:
-                y = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", y, Axis("heads", 1), head_dim, kernel=1))
-        y = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
-        return recorder.conv("o_proj", y, *x.axes, kernel=1)
+                normed = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", normed, Axis("heads", 1), head_dim, kernel=1))
+        normed = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
+        return recorder.conv("o_proj", normed, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
-        resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
+        resized = [stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest) for stage_output in stage_outputs]
         joined = resized[0]
         if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(y.axes for y in resized)),))
+            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized)),))
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -395,8 +395,8 @@ def _reference_class() -> type[nn.Module]:
             return channels
 
         def normalize(self, name: str, x: Tensor) -> Tensor:
-            y: Tensor = self.get_submodule(name)(x.permute(0, 2, 3, 1))
-            return y.permute(0, 3, 1, 2)
+            normed: Tensor = self.get_submodule(name)(x.permute(0, 2, 3, 1))
+            return normed.permute(0, 3, 1, 2)
 
         def convolve(self, name: str, x: Tensor, is_activated: bool = False) -> Tensor:
             x = self.normalize(f"{name}_norm", self.get_submodule(name)(x))
@@ -412,8 +412,8 @@ def _reference_class() -> type[nn.Module]:
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
-            return x + y if self.has_skip else y
+            convolved = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
+            return x + convolved if self.has_skip else convolved
 
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
@@ -454,8 +454,8 @@ def _reference_class() -> type[nn.Module]:
         def _project(self, letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
             x = self.convolve(f"{letter}_down", x) if hasattr(self, f"{letter}_down") else x
-            y: Tensor = self.get_submodule(f"{letter}_proj")(x)
-            return y.flatten(2).transpose(1, 2)[:, None]
+            projected: Tensor = self.get_submodule(f"{letter}_proj")(x)
+            return projected.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.normalize("norm", x)
@@ -476,7 +476,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]
-            resized = [y if y.shape[2:] == grid else nn.functional.interpolate(y, size=grid) for y in stage_outputs]
+            resized = [stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid) for stage_output in stage_outputs]
             x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
             if grid[0] % self.side or grid[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")

@@ -63,8 +63,8 @@ class Perceiver(LearnedQueries):
         rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=rows)
         with recorder.apart(causal=False):
-            y = recorder.part("self_attn", self.attention, queries, memory=memory)
-        latents = recorder.add(latents, y)
+            attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        latents = recorder.add(latents, attention_output)
         return recorder.add(
             latents, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, latents))
         )

@@ -108,11 +108,11 @@ class Resampler(LearnedQueries):
         values: Value | None = None
         if self.double_projections:
             query, keys, values = (
-                recorder.linear(name, y, hidden) for name, y in (("q_in", query), ("k_in", keys), ("v_in", keys))
+                recorder.linear(name, projection_input, hidden) for name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
-            y = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
-        return recorder.linear("attention_out", y, hidden, bias=True) if self.double_projections else y
+            projection_input = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
+        return recorder.linear("attention_out", projection_input, hidden, bias=True) if self.double_projections else projection_input
 
 
 RESAMPLERS = PartChoice(
@@ -415,12 +415,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, x: Tensor) -> Tensor:
             for i, linear in enumerate(self.spec.maps, 1):
-                y = self.get_submodule(f"map_{i}")(x)
+                projected = self.get_submodule(f"map_{i}")(x)
                 if linear.gated:
-                    gated_half, gate = y.chunk(2, -1)
+                    gated_half, gate = projected.chunk(2, -1)
                     x = gated_half * activate(linear.hidden_act, gate)
                 else:
-                    x = activate(linear.hidden_act, y)
+                    x = activate(linear.hidden_act, projected)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:

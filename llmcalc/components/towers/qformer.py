@@ -99,29 +99,29 @@ class QFormer(LearnedQueries):
         for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
             if memory is not None:
                 with recorder.scope(name, kind="attention"):
-                    y = self._record_attention(recorder, x, memory, query_rows)
+                    attention_output = self._record_attention(recorder, x, memory, query_rows)
                 x = x.view(*x.axes, rows=query_rows)
-                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
-        y = recorder.part("mlp", self.feed_forward, x)
-        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
+                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, attention_output))
+        attention_output = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, attention_output))
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
         """Records the attention of queries. rows: those that the projected queries are copied to."""
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         inputs = {"q": x, "k": memory, "v": memory}
-        q, k, v = (recorder.linear(f"{letter}_proj", y, *head_axes, bias=True) for letter, y in inputs.items())
+        q, k, v = (recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True) for letter, projection_input in inputs.items())
         if isinstance(rows, Table):
             single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
-            y = recorder.core("", single_set, q, k, v, axes=v.axes)
-            return recorder.linear("o_proj", y, *x.axes, bias=True)
+            projection_input = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", projection_input, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
         limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
             limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        projection_input = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", projection_input, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -162,8 +162,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             q, k, v = (
-                projection(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection, y in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
+                projection(projection_input).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection, projection_input in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))

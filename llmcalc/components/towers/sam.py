@@ -132,10 +132,10 @@ class SamEncoder(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
         """Records a layer. window: the side of its windows, none for the whole image."""
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        normed = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y, window)
-        x = recorder.add(x, y)
+            normed = self._record_attention(recorder, normed, window)
+        x = recorder.add(x, normed)
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
@@ -151,8 +151,8 @@ class SamEncoder(TowerPart):
             for name in ("row_distances", "column_distances"):
                 recorder.table(name, Axis("distances", 2 * side - 1), dim, of=distances, by="positions")
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": side * side, "distances": scored_distances}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y, *x.axes, bias=True).view(*x.axes, rows=patches)
+        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=True).view(*x.axes, rows=patches)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""

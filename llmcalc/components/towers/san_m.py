@@ -92,10 +92,10 @@ class SanMEncoder(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
         """Records a layer. Its input is not added to the attention's output where their widths differ."""
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        normed = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y)
-        x = recorder.add(x, y) if same(x.width, y.width) else y
+            normed = self._record_attention(recorder, normed)
+        x = recorder.add(x, normed) if same(x.width, normed.width) else normed
         x = recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
         return recorder.part("norm", self.norm, x) if has_norm else x
 
@@ -105,11 +105,11 @@ class SanMEncoder(TowerPart):
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
         hidden = Axis("hidden", self.hidden_size)
-        y = recorder.attention("", q, k, v, causal=False, masked=False)
-        y = recorder.linear("o_proj", y, hidden, bias=True)
+        attention_output = recorder.attention("", q, k, v, causal=False, masked=False)
+        attention_output = recorder.linear("o_proj", attention_output, hidden, bias=True)
         values = v.view(hidden)
         memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
-        return recorder.add(y, recorder.add(memory, values))
+        return recorder.add(attention_output, recorder.add(memory, values))
 
     def describe(self, hidden_size: int) -> str:
         return f"SAN-M {self.num_hidden_layers} × {self.hidden_size}"
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             values = self.v_proj(x)
             q, k, v = (
-                y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q_proj(x), self.k_proj(x), values)
+                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2) for projected in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -166,8 +166,8 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = spec.norm.reference(hidden)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.self_attn(self.self_attn_pre_norm(x))
-            x = x + y if x.shape == y.shape else y
+            attention_output = self.self_attn(self.self_attn_pre_norm(x))
+            x = x + attention_output if x.shape == attention_output.shape else attention_output
             x = x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
             return self.norm(x) if hasattr(self, "norm") else x
 

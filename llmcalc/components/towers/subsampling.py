@@ -106,22 +106,22 @@ class Subsampling(Component):
             mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
             x = recorder.mul(recorder.add(x, mean), scale)
         out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
+        convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._rows(frames, i)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                y = recorder.conv(
-                    f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows
+                convolved = recorder.conv(
+                    f"depthwise_{i}", convolved, *convolved.axes, kernel=time * pitch, groups=convolved.width, bias=conv.bias, rows=rows
                 )
-                y = recorder.conv(f"pointwise_{i}", y, channels, kernel=1, bias=conv.bias)
+                convolved = recorder.conv(f"pointwise_{i}", convolved, channels, kernel=1, bias=conv.bias)
             else:
-                y = recorder.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
-            y = y if self.norm is None else recorder.part(f"norm_{i}", self.norm, y)
-            y = recorder.act(y, self.hidden_act)
-        return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
+                convolved = recorder.conv(f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
+            convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
+            convolved = recorder.act(convolved, self.hidden_act)
+        return recorder.linear("proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -49,13 +49,13 @@ class WindowMerger(Part):
         """Records the merger and returns one patch of each square."""
         hidden, rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
-            y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        x = recorder.add(x, y)
+            attention_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        x = recorder.add(x, attention_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
         mean = recorder.merge(x, rows, *neighbours, mean=True)
-        y = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
-        y = recorder.act(recorder.linear("up_proj", y, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
-        return recorder.add(mean, recorder.linear("down_proj", y, *hidden, bias=True))
+        attention_output = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
+        attention_output = recorder.act(recorder.linear("up_proj", attention_output, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
+        return recorder.add(mean, recorder.linear("down_proj", attention_output, *hidden, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -82,8 +82,8 @@ def _reference_class() -> type[nn.Module]:
             side = self.side
             x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
             squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            y = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
-            out: Tensor = squares.mean(2) + self.down_proj(y)
+            activated = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
+            out: Tensor = squares.mean(2) + self.down_proj(activated)
             return out
 
     return WindowMergerReference
