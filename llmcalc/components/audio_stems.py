@@ -99,7 +99,12 @@ class WaveformStem(Stem):
         second_rows = Multiple(of=SOURCE, by=2, more=1)
         frames = recorder.act(
             recorder.conv(
-                "conv2", frames, Axis("channels", 2 * recorder.element_count(axes)), kernel=7, bias=True, rows=second_rows
+                "conv2",
+                frames,
+                Axis("channels", 2 * recorder.element_count(axes)),
+                kernel=7,
+                bias=True,
+                rows=second_rows,
             ),
             "gelu",
         )

@@ -155,23 +155,27 @@ class PatchStreams(ResidualStreams):
             patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
-        return recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind) if self.projected else patch_vectors.view(*hidden)
+        return (
+            recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind)
+            if self.projected
+            else patch_vectors.view(*hidden)
+        )
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
-        y: Value = recorder.memo["bytes"]
+        byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
-            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *y.axes, kind=self.kind)
-            memory, layers = self._as_vectors(projected, y, x.rows), self.decoder
+            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind)
+            memory, layers = self._as_vectors(projected, byte_rows, x.rows), self.decoder
 
             def read_patches(byte_states: Value) -> Value:
                 return recorder.part("writes", self.writes, byte_states, memory=memory)
 
             if not self.writes_every_layer:
-                y = read_patches(y)
+                byte_rows = read_patches(byte_rows)
             with recorder.apart(recorder.causal):
-                y = layers.flow(recorder, y, read_patches if self.writes_every_layer else None)
-            return recorder.part("norm", self.norm, y)
+                byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
+            return recorder.part("norm", self.norm, byte_rows)
 
     def _as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""

@@ -57,8 +57,12 @@ class Classifier(Component):
         transform, rows = self.transform, self._scored_rows()
         classifier_input = x.view(*x.axes, rows=rows)
         if transform is not None:
-            classifier_input = recorder.act(recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act)
-            classifier_input = classifier_input if transform.norm is None else recorder.part("norm", transform.norm, classifier_input)
+            classifier_input = recorder.act(
+                recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act
+            )
+            classifier_input = (
+                classifier_input if transform.norm is None else recorder.part("norm", transform.norm, classifier_input)
+            )
         return recorder.linear("out_proj", classifier_input, Axis("labels", self.num_labels), bias=self.bias)
 
     def _scored_rows(self) -> Rows:

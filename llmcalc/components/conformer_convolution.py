@@ -80,16 +80,18 @@ class ConformerConvolution(Part):
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
-        gated = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
+        features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
-        gated = recorder.conv("conv", gated, *conv_axes, kernel=self.kernel_size, groups=gated.width, bias=self.bias, rows=rows)
-        gated = self._record_projection(recorder, "pointwise", gated, *hidden) if self.separable else gated
-        gated = gated.view(*hidden, rows=x.rows)
-        gated = gated if self.norm is None else recorder.part("norm", self.norm, gated)
+        features = recorder.conv(
+            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=rows
+        )
+        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
+        features = features.view(*hidden, rows=x.rows)
+        features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
-            gated = record_batch_norm(recorder, "norm", gated, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(gated, self.hidden_act), *hidden)
+            features = record_batch_norm(recorder, "norm", features, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""

@@ -66,7 +66,9 @@ class MedusaHeads(DraftHeads):
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         outputs = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
         if not self.shared_projection:
-            return [recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens) for i, head_state in enumerate(outputs)]
+            return [
+                recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens) for i, head_state in enumerate(outputs)
+            ]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", outputs[0], proposed_tokens, counted=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in outputs[1:])]

@@ -53,7 +53,11 @@ class Entities(StackPart):
             row, _ = recorder.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
             entity_embeddings = recorder.add(entity_embeddings, row)
         entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)
-        return entity_embeddings if self.prediction is None else self._record_head(recorder, entity_embeddings, entity_axes, vocab, table)
+        return (
+            entity_embeddings
+            if self.prediction is None
+            else self._record_head(recorder, entity_embeddings, entity_axes, vocab, table)
+        )
 
     def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, table: Weight) -> Value:
         """Records the head that predicts entities. table: the weight of the entities' embedding table."""

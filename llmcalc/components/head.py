@@ -121,7 +121,9 @@ class LMHead(Component):
                 recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=rows), transform.hidden_act
             )
             recorder.hold(x=x)
-        transformed = recorder.act(recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act)
+        transformed = recorder.act(
+            recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act
+        )
         recorder.hold(x=transformed)
         if transform.norm is not None:
             transformed = recorder.norm("norm", transformed, transform.norm)

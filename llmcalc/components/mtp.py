@@ -114,7 +114,9 @@ class MultiTokenPrediction(OutputPart):
         block_output = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=block_output)
         recorder.add_output(
-            recorder.linear("lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS)
+            recorder.linear(
+                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS
+            )
         )
         return block_output
 

@@ -145,10 +145,10 @@ def _reference_class() -> type[nn.Module]:
             return 1 + (self.weight.float() if in_float32 else self.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x if self.kind == "affine" else self._normalize(x)
-            y = y if self.weight is None else y * self.factor(self.float32_product)
-            y = y if self.bias is None else y + self.bias
-            return y.to(x.dtype) if self.float32_product else y
+            normed = x if self.kind == "affine" else self._normalize(x)
+            normed = normed if self.weight is None else normed * self.factor(self.float32_product)
+            normed = normed if self.bias is None else normed + self.bias
+            return normed.to(x.dtype) if self.float32_product else normed
 
     return NormReference
 

@@ -48,7 +48,10 @@ class Reading(Part):
         attention_output = recorder.add(x, attention_output) if self.residual else attention_output
         if self.feed_forward is None:
             return attention_output
-        return recorder.add(attention_output, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attention_output)))
+        return recorder.add(
+            attention_output,
+            recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attention_output)),
+        )
 
     def reference(self, width: int, source_width: int) -> nn.Module:
         """Builds the cross-attention. width: the width of the queries. source_width: the width of the keys."""
@@ -78,6 +81,10 @@ def _reference_class() -> type[nn.Module]:
             keys = self.get_submodule("kv_norm")(memory)
             attention_output = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
             attention_output = x + attention_output if self.residual else attention_output
-            return attention_output + self.mlp(self.mlp_norm(attention_output), ForwardPass()) if hasattr(self, "mlp") else attention_output
+            return (
+                attention_output + self.mlp(self.mlp_norm(attention_output), ForwardPass())
+                if hasattr(self, "mlp")
+                else attention_output
+            )
 
     return ReadingReference

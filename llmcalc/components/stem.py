@@ -91,10 +91,12 @@ class ConvStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
+        convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
         rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
-        y = recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=rows), "gelu")
-        return y if self.chunk is None else y.view(*axes, rows=self.positions)
+        convolved_frames = recorder.act(
+            recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=rows), "gelu"
+        )
+        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, rows=self.positions)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -83,11 +83,15 @@ class AdapterLayer(Block):
                 self._record_idle(recorder, name, component, x)
                 continue
             recorder.hold(x=x)
-            sublayer_output = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
-            sublayer_output = recorder.part(name, component, sublayer_output, **self._cross_arguments(recorder, name))
+            residual_branch = normed = (
+                x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
+            )
+            residual_branch = recorder.part(name, component, residual_branch, **self._cross_arguments(recorder, name))
             is_network = component is self.feed_forward
-            sublayer_output = recorder.dropout(sublayer_output, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
-            x = recorder.add(x, sublayer_output)
+            residual_branch = recorder.dropout(
+                residual_branch, "feed_forward" if is_network else "attention_output", ends_sublayer=True
+            )
+            x = recorder.add(x, residual_branch)
             recorder.hold(x=x)
             if is_network:
                 return self._with_adapter_output(recorder, x, normed)

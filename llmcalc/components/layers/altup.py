@@ -70,7 +70,9 @@ class AltUp(ResidualStreams):
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
                 projected_stream = recorder.linear("", stream, hidden)
                 recorder.hold_outside(y=projected_stream)
-                return recorder.div(recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream))
+                return recorder.div(
+                    recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream)
+                )
 
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
@@ -114,14 +116,21 @@ class AltUpLayer(WholeLayer):
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed)
-        attention_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
-        attention_output = recorder.scale(recorder.add(recorder.add(active_stream, attention_output), self._low_rank(recorder, normed)), 2**-0.5)
-        recorder.hold(y=attention_output)
-        attention_output = recorder.add(
-            attention_output, self._sublayer_output(recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, attention_output))
+        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        layer_output = recorder.scale(
+            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed)), 2**-0.5
         )
-        recorder.hold(y=attention_output)
-        corrected_streams, first_stream = self._corrected_streams(recorder, predicted_streams, attention_output, router, router_output)
+        recorder.hold(y=layer_output)
+        layer_output = recorder.add(
+            layer_output,
+            self._sublayer_output(
+                recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, layer_output)
+            ),
+        )
+        recorder.hold(y=layer_output)
+        corrected_streams, first_stream = self._corrected_streams(
+            recorder, predicted_streams, layer_output, router, router_output
+        )
         recorder.hold(corrected=corrected_streams, first=first_stream)
         other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = recorder.add(
@@ -158,7 +167,9 @@ class AltUpLayer(WholeLayer):
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
-            low_rank_output = recorder.linear("right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
+            low_rank_output = recorder.linear(
+                "right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes
+            )
             return recorder.add(x, recorder.part("norm", self.norm, low_rank_output))
 
     def _corrected_streams(
@@ -299,7 +310,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed = self.self_attn_pre_norm(active_stream)
-            layer_output = (active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)) * 2**-0.5
+            layer_output = (
+                active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)
+            ) * 2**-0.5
             layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)
             streams_with_embedding = (

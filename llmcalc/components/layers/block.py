@@ -284,17 +284,19 @@ class Block(Layer):
             if name == "cross_attn" and self.idle_cross_attention:
                 self._record_idle(recorder, name, component, x)
                 continue
-            sublayer_output = start if self.parallel else x
+            residual_branch = start if self.parallel else x
             if shared_input is not None:
-                sublayer_output = shared_input
+                residual_branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                sublayer_output = self._normalize(recorder, f"{name}_pre_norm", sublayer_output)
-            sublayer_output = recorder.part(name, component, sublayer_output, **self._cross_arguments(recorder, name))
-            sublayer_output = recorder.dropout(
-                sublayer_output, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
+                residual_branch = self._normalize(recorder, f"{name}_pre_norm", residual_branch)
+            residual_branch = recorder.part(name, component, residual_branch, **self._cross_arguments(recorder, name))
+            residual_branch = recorder.dropout(
+                residual_branch,
+                "feed_forward" if component is self.feed_forward else "attention_output",
+                ends_sublayer=True,
             )
-            recorder.hold(y=sublayer_output)
-            x = self._residual_sum(recorder, name, x, sublayer_output)
+            recorder.hold(y=residual_branch)
+            x = self._residual_sum(recorder, name, x, residual_branch)
             recorder.hold(x=x, y=x)
         return x
 
@@ -309,7 +311,11 @@ class Block(Layer):
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
             return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, sublayer_output))
-        sublayer_output = sublayer_output if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", sublayer_output)
+        sublayer_output = (
+            sublayer_output
+            if self.norm_placement == "pre"
+            else self._normalize(recorder, f"{name}_post_norm", sublayer_output)
+        )
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
             sublayer_output = recorder.part(f"{name}_out_scale", scale, sublayer_output)
@@ -429,7 +435,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _residual_sum(self, name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
-            sublayer_output = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", sublayer_output))
+            sublayer_output = self._normalize(
+                f"{name}_out_scale", self._normalize(f"{name}_post_norm", sublayer_output)
+            )
             return self._normalize(f"{name}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -437,15 +445,17 @@ def _reference_class() -> type[nn.Module]:
             start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
-                y = self.get_submodule(name)(
+                sublayer_output = self.get_submodule(name)(
                     self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, forward_pass
                 )
-                y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
+                sublayer_output = apply_dropout(
+                    self, "feed_forward" if name == self.network else "attention_output", sublayer_output
+                )
                 if self.placement == "post":
-                    x = self._normalize(f"{name}_post_norm", x + y)
+                    x = self._normalize(f"{name}_post_norm", x + sublayer_output)
                 else:
-                    x = self._residual_sum(name, x, y)
-                del y  # the classes of transformers give the sum the same name
+                    x = self._residual_sum(name, x, sublayer_output)
+                del sublayer_output  # the classes of transformers give the sum the same name
             return x
 
     return BlockReference

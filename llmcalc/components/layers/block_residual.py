@@ -221,7 +221,9 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
-                sublayer_output = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
+                sublayer_output = self.get_submodule(name)(
+                    self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass
+                )
                 starts_block = name == "self_attn" and spec.starts_block
                 if starts_block:
                     forward_pass.memo["block_sums"] = [*sums, x]

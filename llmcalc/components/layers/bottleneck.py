@@ -80,19 +80,24 @@ class BottleneckLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        narrow_input = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
+        narrow_states = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
         attention_input = self._into_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
-        recorder.hold(x=x, y=narrow_input, read=attention_input)
+        recorder.hold(x=x, y=narrow_states, read=attention_input)
         attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
-        narrow_input = self._normed_sum(
-            recorder, "self_attn", narrow_input, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
+        narrow_states = self._normed_sum(
+            recorder,
+            "self_attn",
+            narrow_states,
+            recorder.dropout(attention_output, "attention_output", ends_sublayer=True),
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            narrow_input = recorder.part("inner", inner_network, narrow_input, list_index=i)
-            recorder.hold(y=narrow_input)
-        narrow_input = self._normed_sum(recorder, "mlp", narrow_input, recorder.part("mlp", self.feed_forward, narrow_input))
-        layer_output = recorder.linear("output_bottleneck", narrow_input, *x.axes, bias=True)
+            narrow_states = recorder.part("inner", inner_network, narrow_states, list_index=i)
+            recorder.hold(y=narrow_states)
+        narrow_states = self._normed_sum(
+            recorder, "mlp", narrow_states, recorder.part("mlp", self.feed_forward, narrow_states)
+        )
+        layer_output = recorder.linear("output_bottleneck", narrow_states, *x.axes, bias=True)
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
@@ -178,14 +183,14 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            narrow_input = self._into_bottleneck("bottleneck", x)
+            narrow_states = self._into_bottleneck("bottleneck", x)
             attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)
-            narrow_input = self.self_attn_post_norm(narrow_input + attention_output)
+            narrow_states = self.self_attn_post_norm(narrow_states + attention_output)
             for network in self.inner:
-                narrow_input = network(narrow_input, forward_pass)
-            narrow_input = self.mlp_post_norm(narrow_input + self.mlp(narrow_input, forward_pass))
-            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(narrow_input))
+                narrow_states = network(narrow_states, forward_pass)
+            narrow_states = self.mlp_post_norm(narrow_states + self.mlp(narrow_states, forward_pass))
+            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(narrow_states))
             return self.output_bottleneck_norm(x + layer_output)
 
     return BottleneckLayerReference

@@ -50,10 +50,10 @@ class ConformerLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        normed = recorder.part("convolution_pre_norm", self.norm, x)
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            normed = self.convolution.flow(recorder, normed)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
+            residual_branch = self.convolution.flow(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:

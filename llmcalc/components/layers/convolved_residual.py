@@ -59,13 +59,15 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         named_inputs = zip(("key", "value"), kv_inputs, strict=False)
         kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, kv_input) for name, kv_input in named_inputs]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
-        kv_input = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
-        kv_input = add_convolution(recorder, "self_attn_conv", kv_input, kernel)
-        x = kv_input if self.starts_block else recorder.add(x, kv_input)
+        attention_output = recorder.part(
+            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs
+        )
+        attention_output = add_convolution(recorder, "self_attn_conv", attention_output, kernel)
+        x = attention_output if self.starts_block else recorder.add(x, attention_output)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
-        kv_input = self._record_sublayer(recorder, "mlp", network, network_input)
-        x = recorder.add(x, add_convolution(recorder, "mlp_conv", kv_input, kernel))
+        network_output = self._record_sublayer(recorder, "mlp", network, network_input)
+        x = recorder.add(x, add_convolution(recorder, "mlp_conv", network_output, kernel))
         recorder.hold(x=x)
         return x
 
@@ -133,19 +135,22 @@ def _reference_class() -> type[nn.Module]:
             )
             query, *kv_inputs = inputs
             kv_inputs = [
-                component(f"self_attn_{name}_norm")(kv_input) for name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{name}_norm")(kv_input)
+                for name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
             return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
             block_sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            y = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
+            attention_output = component("self_attn_conv")(
+                self._attention_output(block_sums, x, forward_pass), forward_pass
+            )
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*block_sums, x]
-            x = y if spec.starts_block else x + y
+            x = attention_output if spec.starts_block else x + attention_output
             (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
-            return x + component("mlp_conv")(y, forward_pass)
+            network_output = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
+            return x + component("mlp_conv")(network_output, forward_pass)
 
     return ConvolvedResidualReference

@@ -144,7 +144,9 @@ class FunnelLayer(WholeLayer):
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
         attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
-        attention_output = recorder.add(queries, recorder.dropout(attention_output, "attention_output", ends_sublayer=True))
+        attention_output = recorder.add(
+            queries, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
+        )
         attention_output = recorder.part("self_attn_post_norm", self.norm, attention_output)
         recorder.hold(x=attention_output)
         network_output = recorder.dropout(
@@ -277,7 +279,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             step = 1 if self.spec.lengthens else 2**self.spec.halvings
             attention_output = self.self_attn(queries, forward_pass, source, step)
-            attention_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attention_output))
+            attention_output = self.self_attn_post_norm(
+                queries + apply_dropout(self, "attention_output", attention_output)
+            )
             network_output = apply_dropout(self, "feed_forward", self.mlp(attention_output, forward_pass))
             out: Tensor = self.mlp_post_norm(attention_output + network_output)
             if self.spec.ends_first_block:

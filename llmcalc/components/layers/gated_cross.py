@@ -79,12 +79,12 @@ class GatedCrossLayer(PreNormLayer):
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
         for name, norm, component, kind, arguments in sublayers:
-            sublayer_output = recorder.part(f"{name}_pre_norm", norm, x, role=role)
-            sublayer_output = recorder.part(name, component, sublayer_output, role=role, **arguments)
+            residual_branch = recorder.part(f"{name}_pre_norm", norm, x, role=role)
+            residual_branch = recorder.part(name, component, residual_branch, role=role, **arguments)
             gate_value = recorder.part(f"{name}_gate", gate, x, role=role, kind=kind)
             if self.runs_on_text:
-                recorder.hold(x=x, y=sublayer_output)
-                x = recorder.add(x, recorder.mul(sublayer_output, recorder.act(gate_value, "tanh")))
+                recorder.hold(x=x, y=residual_branch)
+                x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))
                 recorder.hold(x=x)
         return x
 
@@ -147,7 +147,9 @@ def _reference_class() -> type[nn.Module]:
                 return x
             forward_without_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
             for name in ("cross_attn", "mlp"):
-                sublayer_output = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_without_image)
+                sublayer_output = self.get_submodule(name)(
+                    self.get_submodule(f"{name}_pre_norm")(x), forward_without_image
+                )
                 gate: Any = self.get_submodule(f"{name}_gate")
                 x = x + sublayer_output * torch.tanh(gate.weight)
             return x

@@ -89,10 +89,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                sublayer_output = self.get_submodule(f"{name}_pre_norm")(x)
+                residual_branch = self.get_submodule(f"{name}_pre_norm")(x)
                 gate = f"{name}_pre_norm_gate"
-                sublayer_output = self.get_submodule(gate)(sublayer_output) if hasattr(self, gate) else sublayer_output
-                x = x + self.get_submodule(name)(sublayer_output, forward_pass)
+                residual_branch = self.get_submodule(gate)(residual_branch) if hasattr(self, gate) else residual_branch
+                x = x + self.get_submodule(name)(residual_branch, forward_pass)
             return x
 
     return GatedNormLayerReference

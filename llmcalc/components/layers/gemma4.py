@@ -86,7 +86,9 @@ class Gemma4Layer(WholeLayer):
 
     def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
         """Returns the output of a sublayer with norms before and after."""
-        sublayer_output = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
+        sublayer_output = recorder.part(
+            name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input
+        )
         return recorder.part(f"{name}_post_norm", self.norm, sublayer_output)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -179,11 +179,11 @@ class GlobalLocalLayer(PreNormLayer):
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
         attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
-        attention_output = recorder.part("self_attn", self.attention, attention_input)
-        x = recorder.add(x, recorder.dropout(attention_output, "attention_output", ends_sublayer=True))
+        sublayer_output = recorder.part("self_attn", self.attention, attention_input)
+        x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        attention_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
-        return recorder.add(x, recorder.dropout(attention_output, "feed_forward", ends_sublayer=True))
+        sublayer_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
+        return recorder.add(x, recorder.dropout(sublayer_output, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -289,8 +289,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            y = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
-            x = x + apply_dropout(self, "attention_output", y)
+            attention_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
+            x = x + apply_dropout(self, "attention_output", attention_output)
             return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             )

@@ -67,9 +67,9 @@ class GroupedConvLayer(PreNormLayer):
                 ]
                 computed_kernels = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            convolved = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
-            convolved = recorder.part(name, component, convolved)
-            x = recorder.add(x, self._convolve(recorder, convolved, channels, base_rows[1], added_rows[1]))
+            residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            residual_branch = recorder.part(name, component, residual_branch)
+            x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
     def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:

@@ -36,11 +36,11 @@ class InitialStatesLayer(PreNormLayer):
         share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
         mixed_states = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
-        attention_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
-        x = recorder.add(x, recorder.dropout(attention_output, "attention_output", ends_sublayer=True))
+        sublayer_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
+        x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        attention_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
-        return recorder.add(x, recorder.dropout(attention_output, "feed_forward", ends_sublayer=True))
+        sublayer_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
+        return recorder.add(x, recorder.dropout(sublayer_output, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -158,12 +158,14 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        normed = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
-        normed = recorder.part("self_attn", self.attention, normed, is_second=is_second)
-        x = recorder.add(x, recorder.dropout(normed, "attention_output"))
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
+        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second)
+        x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
-        normed = recorder.part("mlp_pre_norm", self.norm, x, role=role)
-        return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, normed, role=role), "feed_forward"))
+        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=role)
+        return recorder.add(
+            x, recorder.dropout(recorder.part("mlp", self.feed_forward, residual_branch, role=role), "feed_forward")
+        )
 
     def describe(self, hidden_size: int) -> str:
         return self.attention.describe(hidden_size)

@@ -138,7 +138,9 @@ def _reference_class() -> type[nn.Module]:
                 scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
             log_sums = torch.logsumexp(scores, -1, keepdim=True)
             attention_output = torch.exp(scores - log_sums) @ v
-            return (attention_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attention_output, log_sums)
+            return (
+                (attention_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attention_output, log_sums)
+            )
 
     class ChunkedReference(nn.Module):
         """Attention in chunks. x: [batch, tokens, hidden] → same shape."""
@@ -163,15 +165,17 @@ def _reference_class() -> type[nn.Module]:
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
             if self.hashes is None or not has_chunks:
-                y, _ = self.core(q, keys, v, position, has_chunks)
+                attention_output, _ = self.core(q, keys, v, position, has_chunks)
             else:
                 token_order = self.hashing(q)
                 index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
                 sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, index % tokens) for row in (q, keys, v))
-                y, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                y, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (y, log_sums))
-                y = (y * torch.softmax(log_sums, 2)).sum(2)
-            output: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+                attention_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
+                attention_output, log_sums = (
+                    row.unflatten(2, (self.hashes, tokens)) for row in (attention_output, log_sums)
+                )
+                attention_output = (attention_output * torch.softmax(log_sums, 2)).sum(2)
+            output: Tensor = self.o_proj(attention_output.transpose(1, 2).flatten(2))
             return output
 
     return ChunkedReference

@@ -83,7 +83,9 @@ class ContextAttention(TwoSetsMixer):
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
         attention_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
         own_keys = recorder.rope(normed, self.position)
-        attention_output = recorder.add(attention_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
+        attention_output = recorder.add(
+            attention_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim))
+        )
         return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:

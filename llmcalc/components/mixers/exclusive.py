@@ -96,11 +96,15 @@ class ExclusiveAttention(WindowedMixer):
         recorder.hold(q=q, k=keys, v=values)
         repeated_keys_and_values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=repeated_keys_and_values[0], v=repeated_keys_and_values[1])
-        attention_output = recorder.attention("core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window)
+        attention_output = recorder.attention(
+            "core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window
+        )
         recorder.hold(out=attention_output, v=values)
         attention_output = self._without_own_value(recorder, attention_output, values)
         recorder.hold(out=attention_output)
-        attention_output = recorder.mul(attention_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        attention_output = recorder.mul(
+            attention_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid")
+        )
         return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
 
     def _without_own_value(self, recorder: Flow, attention_output: Value, values: Value) -> Value:
@@ -112,8 +116,12 @@ class ExclusiveAttention(WindowedMixer):
         attention_output = attention_output.view(kv_heads, group_axis, dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
-        removed_fraction = recorder.mul(recorder.sum(recorder.mul(attention_output, unit_value), kv_heads, group_axis), alpha)
-        return recorder.sub(attention_output, recorder.mul(unit_value, removed_fraction, axes=attention_output.axes)).view(*heads)
+        removed_fraction = recorder.mul(
+            recorder.sum(recorder.mul(attention_output, unit_value), kv_heads, group_axis), alpha
+        )
+        return recorder.sub(
+            attention_output, recorder.mul(unit_value, removed_fraction, axes=attention_output.axes)
+        ).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading("exclusive GQA")

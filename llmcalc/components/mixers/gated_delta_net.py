@@ -123,7 +123,9 @@ class GatedDeltaNet(TokenMixer):
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
-        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
+        recurrence_output = recorder.norm(
+            "norm", recurrence_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,)
+        )
         return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -191,7 +193,10 @@ def _reference_class() -> type[nn.Module]:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
-            q, k = (projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for projected in (q, k))
+            q, k = (
+                projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for projected in (q, k)
+            )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
             v, decay, beta = (

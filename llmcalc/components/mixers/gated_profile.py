@@ -46,8 +46,10 @@ class GatedProfileAttention(ProfileAttention):
         dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
         q = recorder.linear("q_proj", x, heads, dim)
         keys, values = (
-            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", projected, kv_heads, dim), projected)
-            for name, projected in (
+            self._convolved_heads(
+                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", token, kv_heads, dim), token
+            )
+            for name, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -65,11 +67,12 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        projected = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        projected = recorder.mul(projected, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
-        projected = recorder.mul(projected, recorder.act(gate, "sigmoid"))
-        recorder.hold(out=projected)
-        return recorder.linear("o_proj", projected, *x.axes)
+        attention_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        # a key without a value takes a share of each head's output
+        attention_output = recorder.mul(attention_output, recorder.act(sinks, "sigmoid"))
+        attention_output = recorder.mul(attention_output, recorder.act(gate, "sigmoid"))
+        recorder.hold(out=attention_output)
+        return recorder.linear("o_proj", attention_output, *x.axes)
 
     def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
@@ -164,8 +167,8 @@ def _reference_class() -> type[nn.Module]:
         def _convolved_heads(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            convolved = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
+            return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,
@@ -185,7 +188,9 @@ def _reference_class() -> type[nn.Module]:
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
             bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = self._for_each_query_head(k, v)
-            attention_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
+            attention_output = (
+                self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
+            )
             return self.o_proj(attention_output * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

@@ -106,7 +106,9 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        activated = recorder.act(recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
+        activated = recorder.act(
+            recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
+        )
         return recorder.conv("down_proj", activated, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:

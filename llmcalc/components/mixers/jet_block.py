@@ -80,7 +80,9 @@ class JetBlock(TokenMixer):
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
-        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        recurrence_output = recorder.norm(
+            "norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,)
+        )
         return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:

@@ -112,7 +112,9 @@ class KimiDeltaAttention(TokenMixer):
         recurrence_output = recorder.norm("norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return recorder.linear(
             "o_proj",
-            recorder.mul(recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
+            recorder.mul(
+                recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")
+            ),
             *x.axes,
         )
 

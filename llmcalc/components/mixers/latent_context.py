@@ -133,7 +133,9 @@ class LatentContextAttention(TokenMixer):
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
         attention_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
-        attention_output = recorder.add(attention_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent)))
+        attention_output = recorder.add(
+            attention_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent))
+        )
         return recorder.linear("o_proj", recorder.absorb("", attention_output, weight, value_axis), *x.axes, bias=bias)
 
     def _query(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:

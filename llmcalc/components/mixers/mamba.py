@@ -238,7 +238,7 @@ def _reference_class() -> type[nn.Module]:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
+            scan_output, last_state = self.scan(
                 u,
                 time_step,
                 b.repeat_interleave(u.shape[-1] // heads, 2),
@@ -247,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.ssm_state.keep(forward_pass, last_state)
             if spec.lends_output:
-                forward_pass.memo["scan output"] = y
-            return self.out_proj(y * activate(spec.hidden_act, gate))
+                forward_pass.memo["scan output"] = scan_output
+            return self.out_proj(scan_output * activate(spec.hidden_act, gate))
 
     return MambaReference

@@ -230,8 +230,8 @@ def scan_class() -> type[nn.Module]:
                 3, chunk_states.shape[3:]
             )
             state_output = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
-            y = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
-            return y, states[:, :, -1]
+            scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
+            return scan_output, states[:, :, -1]
 
     return ChunkedScan
 
@@ -282,7 +282,7 @@ def _reference_class() -> type[nn.Module]:
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
+            scan_output, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
@@ -290,6 +290,6 @@ def _reference_class() -> type[nn.Module]:
                 stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
-            return self.out_proj(self._gated_output(y.flatten(2), gate))
+            return self.out_proj(self._gated_output(scan_output.flatten(2), gate))
 
     return Mamba2Reference

@@ -98,7 +98,9 @@ class MergedAttention(TwoSetsMixer):
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
         recorder.hold(weights=weights)
-        attention_output = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        attention_output = recorder.add(
+            recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values)
+        )
         recorder.hold(out=attention_output)
         return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
 

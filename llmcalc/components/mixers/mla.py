@@ -237,9 +237,13 @@ class MLA(TokenMixer):
         recorder.hold(out=attention_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        attention_output = attention_output if self.output_gate is None else self.output_gate.flow(recorder, x, attention_output)
+        attention_output = (
+            attention_output if self.output_gate is None else self.output_gate.flow(recorder, x, attention_output)
+        )
         for gate_part in gate:
-            attention_output = recorder.mul(attention_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+            attention_output = recorder.mul(
+                attention_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True
+            )
         recorder.hold(out=attention_output)
         return recorder.linear("o_proj", attention_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 

@@ -113,7 +113,9 @@ class MixtureOfAttention(TokenMixer):
             attention_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=rows)
-        attention_output = recorder.combine(recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
+        attention_output = recorder.combine(
+            recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k
+        )
         recorder.hold(out=attention_output)
         return recorder.add(attention_output, recorder.vector("o_bias", *x.axes))
 

@@ -80,7 +80,9 @@ class Rwkv7TimeMix(TokenMixer):
         wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        wkv_output = recorder.add(wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
+        wkv_output = recorder.add(
+            wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads)))
+        )
         return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
     def _low_rank(
@@ -182,7 +184,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _low_rank(self, name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
             low_rank_input = self.get_submodule(f"{name}_lora_a")(x)
-            low_rank_input = low_rank_input.tanh() if name == "w" else low_rank_input.sigmoid() if name == "g" else low_rank_input
+            low_rank_input = (
+                low_rank_input.tanh() if name == "w" else low_rank_input.sigmoid() if name == "g" else low_rank_input
+            )
             return self.get_submodule(f"{name}_lora_b")(low_rank_input)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

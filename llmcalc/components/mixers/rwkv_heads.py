@@ -183,7 +183,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            wkv_output, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
+            wkv_output, state = self.wkv(
+                r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
+            )
             self.recurrent_state.keep(forward_pass, state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
             return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))

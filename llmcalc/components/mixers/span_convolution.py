@@ -76,7 +76,9 @@ class SpanConvolution(TokenMixer):
         attention_output = recorder.attention("core", q, k, v, causal=False)
         recorder.hold(out=attention_output)
         joined_heads = recorder.cat(
-            recorder.flat(attention_output), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
+            recorder.flat(attention_output),
+            recorder.flat(convolved),
+            axes=(JoinedShapes(((heads, dim), (heads, dim))),),
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 

@@ -57,7 +57,9 @@ class ValueExperts(Part):
         recorder.hold(weights=weights, chosen=top_experts)
         rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         recorder.hold(rows=rows)
-        expert_values = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
+        expert_values = recorder.act(
+            recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act
+        )
         recorder.hold(y=expert_values)
         return recorder.combine(expert_values, weights, experts, top_k, float32=self.router.float32_weights)
 

@@ -138,14 +138,16 @@ class FeedForward(SingleWidthNetwork):
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        projected = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
-        projected = self._activate(recorder, projected)
+        features = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
+        features = self._activate(recorder, features)
         if self.gated:
             up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            projected = recorder.mul(projected, act_on_up(recorder, self.up_act, up))
-        projected = projected if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, projected)
-        projected = recorder.linear("down_proj", recorder.dropout(projected, "activation"), *x.axes, bias=self.down_bias)
-        return recorder.mul(projected, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else projected
+            features = recorder.mul(features, act_on_up(recorder, self.up_act, up))
+        features = features if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, features)
+        features = recorder.linear("down_proj", recorder.dropout(features, "activation"), *x.axes, bias=self.down_bias)
+        return (
+            recorder.mul(features, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else features
+        )
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":

@@ -87,7 +87,9 @@ class GroveMoE(Network):
             rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, rows, axis, top_k, x.axes)
-            group_outputs.append(recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights))
+            group_outputs.append(
+                recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights)
+            )
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:

@@ -55,11 +55,13 @@ class IdentityExperts(Part):
 
     zero_expert_num: ZeroExperts
 
-    def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
+    def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
+        """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
         expert_ops = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
-        return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return recorder.core(
+            "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
+        )
 
     def reference(self) -> nn.Module:
         from torch import nn
@@ -92,11 +94,17 @@ class Latent(Part):
 
     def normed_output(self, recorder: Flow, latent_output: Value) -> Value:
         """Records the optional norm of the experts' outputs. latent_output: one vector per token and expert."""
-        return latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
+        return (
+            latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
+        )
 
     def project_back(self, recorder: Flow, latent_output: Value, out: Shape) -> Value:
         """Records the optional norm of the experts' sum, and the projection from the latent width."""
-        latent_output = latent_output if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, latent_output)
+        latent_output = (
+            latent_output
+            if self.output_norm is None
+            else recorder.part("latent_output_norm", self.output_norm, latent_output)
+        )
         recorder.hold(y=latent_output)
         return recorder.linear("latent_out", latent_output, *out, bias=self.bias)
 
@@ -284,7 +292,11 @@ class MoE(Network):
             expert_outputs = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
             )
-            expert_outputs = expert_outputs if self.identity_experts is None else self.identity_experts.flow(recorder, rows, expert_outputs)
+            expert_outputs = (
+                expert_outputs
+                if self.identity_experts is None
+                else self.identity_experts.flow(recorder, rows, expert_outputs)
+            )
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
         expert_outputs = recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
@@ -567,15 +579,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Runs the mixture of experts. router_input: the router's input, if different from the experts'."""
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
-            expert_input = self.latent_in(x) if hasattr(self, "latent_in") else x
-            expert_input = self.latent_norm(expert_input) if hasattr(self, "latent_norm") else expert_input
+            routed_features = self.latent_in(x) if hasattr(self, "latent_in") else x
+            routed_features = self.latent_norm(routed_features) if hasattr(self, "latent_norm") else routed_features
             dispatch = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            expert_input = dispatch.combine_outputs(
-                norm_output(self.experts(dispatch.copy_rows(expert_input), dispatch.expert, dispatch.grouped)), weights
+            routed_features = dispatch.combine_outputs(
+                norm_output(self.experts(dispatch.copy_rows(routed_features), dispatch.expert, dispatch.grouped)),
+                weights,
             )
-            expert_input = self.latent_output_norm(expert_input) if hasattr(self, "latent_output_norm") else expert_input
-            expert_input = self.latent_out(expert_input) if hasattr(self, "latent_out") else expert_input
+            routed_features = (
+                self.latent_output_norm(routed_features) if hasattr(self, "latent_output_norm") else routed_features
+            )
+            routed_features = self.latent_out(routed_features) if hasattr(self, "latent_out") else routed_features
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
                     expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
@@ -584,9 +599,14 @@ def _reference_class() -> type[nn.Module]:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     expert_weights = self.shared_expert_mix(x).softmax(-1)
-                    expert_input, shared_output = expert_weights[..., :1] * expert_input, expert_weights[..., 1:] * shared_output
+                    routed_features, shared_output = (
+                        expert_weights[..., :1] * routed_features,
+                        expert_weights[..., 1:] * shared_output,
+                    )
                 gated = hasattr(self, "shared_expert_gate")
-                expert_input = expert_input + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
-            return expert_input + self.output_bias.weight if hasattr(self, "output_bias") else expert_input
+                routed_features = routed_features + (
+                    self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output
+                )
+            return routed_features + self.output_bias.weight if hasattr(self, "output_bias") else routed_features
 
     return MoEReference

@@ -179,10 +179,16 @@ class RouterMLP(Router):
         axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
             router_features = recorder.linear("down_proj", x, features, bias=True)
-            router_features = recorder.carry("routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None)
+            router_features = recorder.carry(
+                "routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None
+            )
             router_features = recorder.part("norm", self.norm, router_features)
-            router_features = recorder.act(recorder.linear("fc1", router_features, features, bias=True), self.hidden_act)
-            router_features = recorder.act(recorder.linear("fc2", router_features, features, bias=True), self.hidden_act)
+            router_features = recorder.act(
+                recorder.linear("fc1", router_features, features, bias=True), self.hidden_act
+            )
+            router_features = recorder.act(
+                recorder.linear("fc2", router_features, features, bias=True), self.hidden_act
+            )
             logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)

@@ -166,14 +166,14 @@ class Conformer(TowerPart):
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        normed = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            normed = self.attention.flow(recorder, normed, bias, self.segment)
-        x = recorder.add(x, self._normalize_output(recorder, "self_attn", normed))
-        normed = recorder.part("convolution_pre_norm", self.norm, x)
+            residual_branch = self.attention.flow(recorder, residual_branch, bias, self.segment)
+        x = recorder.add(x, self._normalize_output(recorder, "self_attn", residual_branch))
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            normed = self.convolution.flow(recorder, normed)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
+            residual_branch = self.convolution.flow(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
@@ -182,7 +182,11 @@ class Conformer(TowerPart):
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, network_output), 0.5))
 
     def _normalize_output(self, recorder: Flow, name: str, sublayer_output: Value) -> Value:
-        return recorder.part(f"{name}_post_norm", self.norm, sublayer_output) if self.norm_placement == "sandwich" else sublayer_output
+        return (
+            recorder.part(f"{name}_post_norm", self.norm, sublayer_output)
+            if self.norm_placement == "sandwich"
+            else sublayer_output
+        )
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -327,7 +331,11 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(context)
 
         def _normalize_output(self, name: str, sublayer_output: Tensor) -> Tensor:
-            return getattr(self, f"{name}_post_norm")(sublayer_output) if hasattr(self, f"{name}_post_norm") else sublayer_output
+            return (
+                getattr(self, f"{name}_post_norm")(sublayer_output)
+                if hasattr(self, f"{name}_post_norm")
+                else sublayer_output
+            )
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(

@@ -129,19 +129,30 @@ class ConvNextEncoder(TowerPart):
         depth = self.depths[stage]
         if not depth:
             return x
-        return recorder.layers(x, lambda block_input: self._record_block(recorder, block_input, stage), depth, range(depth), kind="layer")
+        return recorder.layers(
+            x, lambda block_input: self._record_block(recorder, block_input, stage), depth, range(depth), kind="layer"
+        )
 
     def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
-        convolved = recorder.part("conv_pre_norm", self.norm, x)
-        convolved = recorder.conv("conv", convolved, *convolved.axes, kernel=self.kernel_size, groups=convolved.width, bias=True)
-        x = recorder.add(x, recorder.mul(convolved, recorder.vector("conv_out_scale", *x.axes)))
-        convolved = recorder.part("mlp_pre_norm", self.norm, x)
+        residual_branch = recorder.part("conv_pre_norm", self.norm, x)
+        residual_branch = recorder.conv(
+            "conv",
+            residual_branch,
+            *residual_branch.axes,
+            kernel=self.kernel_size,
+            groups=residual_branch.width,
+            bias=True,
+        )
+        x = recorder.add(x, recorder.mul(residual_branch, recorder.vector("conv_out_scale", *x.axes)))
+        residual_branch = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("mlp", kind="feed_forward"):
             inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage))
-            convolved = recorder.act(recorder.linear("up_proj", convolved, inner_axis, bias=True), self.hidden_act)
-            convolved = recorder.linear("down_proj", convolved, *x.axes, bias=True)
-        return recorder.add(x, recorder.mul(convolved, recorder.vector("mlp_out_scale", *x.axes)))
+            residual_branch = recorder.act(
+                recorder.linear("up_proj", residual_branch, inner_axis, bias=True), self.hidden_act
+            )
+            residual_branch = recorder.linear("down_proj", residual_branch, *x.axes, bias=True)
+        return recorder.add(x, recorder.mul(residual_branch, recorder.vector("mlp_out_scale", *x.axes)))
 
     def describe(self, hidden_size: int) -> str:
         return f"ConvNeXt, {len(self.depths)} stages → {self.output_size}"

@@ -107,14 +107,14 @@ class CtcConformer(TowerPart):
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        normed = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            normed = self._record_attention(recorder, normed)
-        x = recorder.add(x, normed)
-        normed = recorder.part("convolution_pre_norm", self.norm, x)
+            residual_branch = self._record_attention(recorder, residual_branch)
+        x = recorder.add(x, residual_branch)
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            normed = self._record_convolution(recorder, normed)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, normed))
+            residual_branch = self._record_convolution(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
@@ -138,10 +138,10 @@ class CtcConformer(TowerPart):
         channels = (Axis("channels", self.expansion * self.hidden_size),)
         both = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
         gated_half, gate = recorder.split(both, channels, channels)
-        gated = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        gated = recorder.conv("conv", gated, *channels, kernel=self.kernel_size, groups=gated.width)
-        gated = record_batch_norm(recorder, "norm", gated, channels)
-        return recorder.conv("out_proj", recorder.act(gated, "silu"), *x.axes, kernel=1, bias=True)
+        features = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        features = recorder.conv("conv", features, *channels, kernel=self.kernel_size, groups=features.width)
+        features = record_batch_norm(recorder, "norm", features, channels)
+        return recorder.conv("out_proj", recorder.act(features, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"

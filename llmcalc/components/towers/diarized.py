@@ -54,12 +54,14 @@ class SpeakerEncoder(Part):
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
-        projected = recorder.linear("proj", x, head, bias=True)
-        projected = recorder.conv("upsampler", projected, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        projected = projected.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
-        projected = recorder.act(recorder.linear("dense", recorder.act(projected, "relu"), head, bias=True), "relu")
+        speaker_features = recorder.linear("proj", x, head, bias=True)
+        speaker_features = recorder.conv("upsampler", speaker_features, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
+        speaker_features = speaker_features.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        speaker_features = recorder.act(
+            recorder.linear("dense", recorder.act(speaker_features, "relu"), head, bias=True), "relu"
+        )
         speakers = Axis("speakers", self.num_speakers)
-        probabilities = recorder.act(recorder.linear("classifier", projected, speakers, bias=True), "sigmoid")
+        probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
         return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -218,10 +220,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:
-            projected = self.proj(self.through_layers(self.patch_embedding(frames)))
-            projected = self.upsampler(projected.transpose(1, 2)).transpose(1, 2).unflatten(2, (self.frame_count, -1)).flatten(1, 2)
-            projected = self.classifier(functional.relu(self.dense(functional.relu(projected))))
-            return projected.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
+            speaker_features = self.proj(self.through_layers(self.patch_embedding(frames)))
+            speaker_features = (
+                self.upsampler(speaker_features.transpose(1, 2))
+                .transpose(1, 2)
+                .unflatten(2, (self.frame_count, -1))
+                .flatten(1, 2)
+            )
+            speaker_features = self.classifier(functional.relu(self.dense(functional.relu(speaker_features))))
+            return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
     class TimestampReference(Layers):
         """The weights for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""

@@ -214,22 +214,24 @@ class ImageTokenizer(TowerPart):
     def _record_block(self, recorder: Flow, name: str, x: Value, channels: Number, codes: Value | None = None) -> Value:
         """Records a residual block of two convolutions."""
         with recorder.scope(name, kind="convolution"):
-            activated = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
-            activated = self._convolve(recorder, "conv_1", activated, channels)
-            activated = recorder.act(self._normalize(recorder, "norm_2", activated, codes), "silu")
-            activated = self._convolve(recorder, "conv_2", activated, channels)
+            features = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
+            features = self._convolve(recorder, "conv_1", features, channels)
+            features = recorder.act(self._normalize(recorder, "norm_2", features, codes), "silu")
+            features = self._convolve(recorder, "conv_2", features, channels)
             x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
-            return recorder.add(x, activated)
+            return recorder.add(x, features)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
         """Records the residual blocks over frames, with batch norms."""
         for i in range(1, self.num_res_blocks + 1):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
-                activated = x
+                features = x
                 for j in (1, 2):
-                    activated = record_batch_norm(recorder, f"norm_{j}", activated, activated.axes)
-                    activated = self._convolve(recorder, f"conv_{j}", recorder.act(activated, "silu"), x.width, kernel=3 * 9)
-                x = recorder.add(x, activated)
+                    features = record_batch_norm(recorder, f"norm_{j}", features, features.axes)
+                    features = self._convolve(
+                        recorder, f"conv_{j}", recorder.act(features, "silu"), x.width, kernel=3 * 9
+                    )
+                x = recorder.add(x, features)
         return x
 
     def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
@@ -364,8 +366,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_1, self.conv_2 = (FrameConv(channels, channels, (3, 3, 3)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.conv_1(functional.silu(self.norm_1(x)))
-            return x + self.conv_2(functional.silu(self.norm_2(y)))
+            convolved = self.conv_1(functional.silu(self.norm_1(x)))
+            return x + self.conv_2(functional.silu(self.norm_2(convolved)))
 
     class Half(nn.Module):
         """The base of the encoder and the decoder."""

@@ -228,17 +228,21 @@ class MobileNet(TowerPart):
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
         if block.type == "edge":
-            convolved = self._record_conv(
+            block_output = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
             )
-            convolved = self._record_conv(recorder, "conv_proj", convolved, block.channels)
+            block_output = self._record_conv(recorder, "conv_proj", block_output, block.channels)
         elif block.type == "inverted":
-            convolved = self._record_inverted_block(recorder, x, block)
+            block_output = self._record_inverted_block(recorder, x, block)
         else:
-            convolved = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
+            block_output = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
-            convolved = recorder.mul(convolved, recorder.vector("layer_scale", *convolved.axes))
-        return recorder.add(x, convolved) if convolved.rows == x.rows and same(x.width, convolved.width) else convolved
+            block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
+        return (
+            recorder.add(x, block_output)
+            if block_output.rows == x.rows and same(x.width, block_output.width)
+            else block_output
+        )
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
@@ -255,17 +259,20 @@ class MobileNet(TowerPart):
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
         for letter in "kv":
-            normed = x
+            kv_input = x
             if block.kv_stride > 1:
-                normed = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", normed, Axis("heads", 1), head_dim, kernel=1))
-        normed = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
-        return recorder.conv("o_proj", normed, *x.axes, kernel=1)
+                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+        attention_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
+        return recorder.conv("o_proj", attention_output, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
-        resized = [stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest) for stage_output in stage_outputs]
+        resized = [
+            stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
+            for stage_output in stage_outputs
+        ]
         joined = resized[0]
         if len(resized) > 1:
             joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized)),))
@@ -431,11 +438,11 @@ def _reference_class() -> type[nn.Module]:
             self.layer_scale = vector(torch.ones(spec.channels))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
-            y = self.convolve("pw_exp", y, is_activated=True)
-            y = self.convolve("dw_mid", y, is_activated=True) if hasattr(self, "dw_mid") else y
-            y = self.convolve("pw_proj", y) * self.layer_scale.weight[:, None, None]
-            return x + y if self.has_skip else y
+            features = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
+            features = self.convolve("pw_exp", features, is_activated=True)
+            features = self.convolve("dw_mid", features, is_activated=True) if hasattr(self, "dw_mid") else features
+            features = self.convolve("pw_proj", features) * self.layer_scale.weight[:, None, None]
+            return x + features if self.has_skip else features
 
     class AttentionReference(GridModule):
         """Attention over a grid, with one head of keys and values."""
@@ -458,9 +465,9 @@ def _reference_class() -> type[nn.Module]:
             return projected.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.normalize("norm", x)
-            query = self.q_proj(y).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
-            heads = self.core(query, self._project("k", y), self._project("v", y))
+            normed = self.normalize("norm", x)
+            query = self.q_proj(normed).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+            heads = self.core(query, self._project("k", normed), self._project("v", normed))
             joined_heads = heads.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:])
             return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
 
@@ -476,7 +483,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]
-            resized = [stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid) for stage_output in stage_outputs]
+            resized = [
+                stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid)
+                for stage_output in stage_outputs
+            ]
             x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
             if grid[0] % self.side or grid[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")

@@ -108,11 +108,16 @@ class Resampler(LearnedQueries):
         values: Value | None = None
         if self.double_projections:
             query, keys, values = (
-                recorder.linear(name, projection_input, hidden) for name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
+                recorder.linear(projection_name, projection_input, hidden)
+                for projection_name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
-            projection_input = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
-        return recorder.linear("attention_out", projection_input, hidden, bias=True) if self.double_projections else projection_input
+            attention_output = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
+        return (
+            recorder.linear("attention_out", attention_output, hidden, bias=True)
+            if self.double_projections
+            else attention_output
+        )
 
 
 RESAMPLERS = PartChoice(

@@ -99,29 +99,32 @@ class QFormer(LearnedQueries):
         for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
             if memory is not None:
                 with recorder.scope(name, kind="attention"):
-                    attention_output = self._record_attention(recorder, x, memory, query_rows)
+                    sublayer_output = self._record_attention(recorder, x, memory, query_rows)
                 x = x.view(*x.axes, rows=query_rows)
-                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, attention_output))
-        attention_output = recorder.part("mlp", self.feed_forward, x)
-        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, attention_output))
+                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        sublayer_output = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
         """Records the attention of queries. rows: those that the projected queries are copied to."""
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         inputs = {"q": x, "k": memory, "v": memory}
-        q, k, v = (recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True) for letter, projection_input in inputs.items())
+        q, k, v = (
+            recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
+            for letter, projection_input in inputs.items()
+        )
         if isinstance(rows, Table):
             single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
-            projection_input = recorder.core("", single_set, q, k, v, axes=v.axes)
-            return recorder.linear("o_proj", projection_input, *x.axes, bias=True)
+            attention_output = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
         limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
             limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        projection_input = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", projection_input, *x.axes, bias=True)
+        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)

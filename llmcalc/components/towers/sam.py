@@ -132,10 +132,10 @@ class SamEncoder(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
         """Records a layer. window: the side of its windows, none for the whole image."""
-        normed = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            normed = self._record_attention(recorder, normed, window)
-        x = recorder.add(x, normed)
+            residual_branch = self._record_attention(recorder, residual_branch, window)
+        x = recorder.add(x, residual_branch)
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:

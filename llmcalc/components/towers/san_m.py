@@ -92,10 +92,10 @@ class SanMEncoder(TowerPart):
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
         """Records a layer. Its input is not added to the attention's output where their widths differ."""
-        normed = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            normed = self._record_attention(recorder, normed)
-        x = recorder.add(x, normed) if same(x.width, normed.width) else normed
+            residual_branch = self._record_attention(recorder, residual_branch)
+        x = recorder.add(x, residual_branch) if same(x.width, residual_branch.width) else residual_branch
         x = recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
         return recorder.part("norm", self.norm, x) if has_norm else x
 
@@ -146,7 +146,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             values = self.v_proj(x)
             q, k, v = (
-                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2) for projected in (self.q_proj(x), self.k_proj(x), values)
+                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projected in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))

@@ -114,14 +114,24 @@ class Subsampling(Component):
             rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
                 convolved = recorder.conv(
-                    f"depthwise_{i}", convolved, *convolved.axes, kernel=time * pitch, groups=convolved.width, bias=conv.bias, rows=rows
+                    f"depthwise_{i}",
+                    convolved,
+                    *convolved.axes,
+                    kernel=time * pitch,
+                    groups=convolved.width,
+                    bias=conv.bias,
+                    rows=rows,
                 )
                 convolved = recorder.conv(f"pointwise_{i}", convolved, channels, kernel=1, bias=conv.bias)
             else:
-                convolved = recorder.conv(f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
+                convolved = recorder.conv(
+                    f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=rows
+                )
             convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
             convolved = recorder.act(convolved, self.hidden_act)
-        return recorder.linear("proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
+        return recorder.linear(
+            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

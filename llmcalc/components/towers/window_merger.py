@@ -49,13 +49,17 @@ class WindowMerger(Part):
         """Records the merger and returns one patch of each square."""
         hidden, rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
-            attention_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+            attention_output = recorder.part(
+                "self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x)
+            )
         x = recorder.add(x, attention_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
         mean = recorder.merge(x, rows, *neighbours, mean=True)
-        attention_output = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
-        attention_output = recorder.act(recorder.linear("up_proj", attention_output, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
-        return recorder.add(mean, recorder.linear("down_proj", attention_output, *hidden, bias=True))
+        merged = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
+        merged = recorder.act(
+            recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
+        )
+        return recorder.add(mean, recorder.linear("down_proj", merged, *hidden, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
