@@ -133,9 +133,11 @@ def _subsampling_class() -> type[nn.Module]:
             super().__init__()
             self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
             for i, kernel_size in enumerate(spec.conv_kernel_sizes):
-                out = hidden if i == self.count - 1 else spec.conv_channels // 2
-                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, kernel_size, stride=2, padding=kernel_size // 2))
-                width = out
+                output_width = hidden if i == self.count - 1 else spec.conv_channels // 2
+                self.add_module(
+                    f"conv{i}", nn.Conv1d(width, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
+                )
+                width = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
             convolved = frames.transpose(1, 2)

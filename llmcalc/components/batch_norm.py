@@ -17,9 +17,9 @@ AFFINE = Norm.model_construct(type="affine")
 """The product and the sum with the weights of a batch norm."""
 
 
-def record_batch_norm(recorder: Flow, name: str, x: Value, channels: Shape) -> Value:
+def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape) -> Value:
     """Records a batch norm with its stored statistics and number of training batches. channels: the normalized axes."""
-    with recorder.scope(name, kind="norm"):
+    with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
         mean, scale = recorder.split(statistics, channels, channels)

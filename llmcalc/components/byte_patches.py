@@ -129,10 +129,10 @@ class PatchStreams(ResidualStreams):
             raise ValueError(
                 f"{where}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
             )
-        for name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers.check_place(f"{where}.{name}", width)
-        for name, reading in (("reads", self.reads), ("writes", self.writes)):
-            reading.check_width(f"{where}.{name}", width)
+        for stack_name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
+            layers.check_place(f"{where}.{stack_name}", width)
+        for stack_name, reading in (("reads", self.reads), ("writes", self.writes)):
+            reading.check_width(f"{where}.{stack_name}", width)
         if self.patcher is not None:
             self.patcher.check_place(f"{where}.patcher", self.patcher.hidden_size)
 

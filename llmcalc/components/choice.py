@@ -99,8 +99,8 @@ class PartChoice:
 
 @cache
 def _import_component(class_path: str) -> type[Part]:
-    module, _, name = class_path.partition(":")
-    return getattr(import_module(f".{module}", __package__), name)
+    module, _, class_name = class_path.partition(":")
+    return getattr(import_module(f".{module}", __package__), class_name)
 
 
 def class_at(class_path: str) -> Any:

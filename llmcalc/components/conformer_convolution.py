@@ -93,11 +93,13 @@ class ConformerConvolution(Part):
             features = record_batch_norm(recorder, "norm", features, hidden)
         return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
 
-    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
+    def _record_projection(
+        self, recorder: Flow, projection_name: str, x: Value, *output_axes: Axis | JoinedShapes
+    ) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
-        return recorder.linear(name, x, *out, bias=self.bias)
+            return recorder.conv(projection_name, x, *output_axes, kernel=1, bias=self.bias)
+        return recorder.linear(projection_name, x, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

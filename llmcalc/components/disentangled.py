@@ -103,7 +103,7 @@ class Disentangled(AttentionPosition):
         table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))
         if self.within_sequence:
             table = recorder.rows_of_distances(table, rows)
-        heads, dim = q.axes
+        heads, head_dim = q.axes
         for kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
@@ -116,9 +116,9 @@ class Disentangled(AttentionPosition):
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, table, heads, dim, rows=rows, **projection_options)
+            projected = recorder.linear(projection, table, heads, head_dim, rows=rows, **projection_options)
             scores = recorder.core(
-                kind, ops.TableScores(heads.size, dim.size, rows, x.rows), scored_value, projected, axes=(heads,)
+                kind, ops.TableScores(heads.size, head_dim.size, rows, x.rows), scored_value, projected, axes=(heads,)
             )
             term = recorder.at_distance(scores, index, by_key=kind == "p2c")
             if kind == "p2c":

@@ -49,8 +49,10 @@ class Entities(StackPart):
         entity_embeddings, table = recorder.table("embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind)
         if self.entity_emb_size is not None:
             entity_embeddings = recorder.linear("proj", entity_embeddings, *x.axes, kind=self.kind)
-        for name, rows in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
-            row, _ = recorder.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
+        for table_name, rows in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
+            row, _ = recorder.table(
+                f"embed_{table_name}", Axis(table_name, rows), *x.axes, of=x.rows, by="types", kind=self.kind
+            )
             entity_embeddings = recorder.add(entity_embeddings, row)
         entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)
         return (

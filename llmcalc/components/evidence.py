@@ -18,9 +18,9 @@ def part_evidence(part: Part) -> Evidence:
     return Evidence(part.noun, kind or snake_case_name(type(part).__name__), witness)
 
 
-def snake_case_name(name: str) -> str:
+def snake_case_name(class_name: str) -> str:
     """Converts a class name to snake case: `TokenTypes` → `token_types`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
 def parts_below(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
@@ -31,9 +31,9 @@ def parts_below(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Pa
     if isinstance(root, Part):
         if getattr(root, "type", "") != "none":
             yield root
-        for name in type(root).model_fields:
-            if name not in OPTIONAL_PARTS or name in include:
-                yield from parts_below(getattr(root, name), include)
+        for field_name in type(root).model_fields:
+            if field_name not in OPTIONAL_PARTS or field_name in include:
+                yield from parts_below(getattr(root, field_name), include)
     elif isinstance(root, Mapping):
         for inner in root.values():
             yield from parts_below(inner, include)

@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
             tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[clusters].flatten(-2)
             scores = self.scores(x, self.decoder(tokens))
             lowest_score = scores.amin() - 1
-            out = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
-            return out.scatter(-1, tokens, scores)
+            vocab_scores = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
+            return vocab_scores.scatter(-1, tokens, scores)
 
     return ClusteredHead

@@ -43,9 +43,9 @@ class InputFeatures(StackPart):
         """Records the projection of the concatenated embeddings. x: the token embeddings."""
         embeddings = [x]
         for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
-            name = f"feature{i}"
+            feature_name = f"feature{i}"
             vector, _ = recorder.table(
-                f"embed_{i}", Axis("types", vocab), Axis(name, table_width), of=x.rows, kind=self.kind
+                f"embed_{i}", Axis("types", vocab), Axis(feature_name, table_width), of=x.rows, kind=self.kind
             )
             embeddings.append(vector)
         joined_embeddings = (

@@ -75,10 +75,10 @@ class Latents(ResidualStreams):
         queries = self._learned_rows(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
         return recorder.part("writes", self.writes, queries, memory=x)
 
-    def _learned_rows(self, recorder: Flow, name: str, count: int, width: Axis) -> Value:
+    def _learned_rows(self, recorder: Flow, parameter_name: str, count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
-        table = recorder.vector(name, Axis(name, count), width, count=count, kind=self.kind)
-        return table.view(width, rows=Multiple(name, of=SEQUENCES, by=count))
+        table = recorder.vector(parameter_name, Axis(parameter_name, count), width, count=count, kind=self.kind)
+        return table.view(width, rows=Multiple(parameter_name, of=SEQUENCES, by=count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)

@@ -171,8 +171,8 @@ def _reference_class() -> Callable[..., nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             embedded = token_embedding(ids)
             module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
-            return out, self.lm_head(self.norm(out))
+            block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
+            return block_output, self.lm_head(self.norm(block_output))
 
     class PredictionReference(nn.ModuleList):
         def forward(

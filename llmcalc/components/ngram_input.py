@@ -52,17 +52,17 @@ class NgramInput(Component):
 
         streams, hidden = x.axes
         assert isinstance(streams, Axis)
-        dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
+        ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
         rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
-            dim,
+            ngram_dim,
             of=looked_up_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
+        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
         recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)

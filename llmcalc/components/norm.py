@@ -55,10 +55,10 @@ class Norm(Component):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for name in ("unit_offset", "float32_product"):
-            copies_input = name == "float32_product" and self.type == "layernorm"
-            if getattr(self, name) and not self.weight and not copies_input:
-                raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        for field_name in ("unit_offset", "float32_product"):
+            copies_input = field_name == "float32_product" and self.type == "layernorm"
+            if getattr(self, field_name) and not self.weight and not copies_input:
+                raise ValueError(f"{field_name}: there is no weight to multiply by; expected false, or weight = true")
         if self.groups != 1 and self.type == "affine":
             raise ValueError("groups: an affine norm normalizes nothing; expected 1")
         if self.scales_x and self.type != "rmsnorm":

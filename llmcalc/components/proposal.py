@@ -193,9 +193,9 @@ def _reference_class() -> type[nn.Module]:
             state, outputs = torch.zeros_like(token[:, :1]), []
             for i in range(x.shape[1]):
                 joint_input = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
-                gate, candidate_state, out = self.joint_proj(joint_input).chunk(3, -1)
+                gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
-                outputs.append(torch.tanh(out))
+                outputs.append(torch.tanh(output_gate))
             return torch.cat(outputs, 1)
 
         def _pair_scores(self, x: Tensor) -> Tensor:

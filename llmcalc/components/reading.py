@@ -68,8 +68,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Reading, width: int, source_width: int) -> None:
             super().__init__()
             self.residual = spec.residual
-            for name, size in (("query_norm", width), ("kv_norm", source_width)):
-                self.add_module(name, spec.norm.reference(ModelProperties(size)))
+            for norm_name, size in (("query_norm", width), ("kv_norm", source_width)):
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(size)))
             self.attention = spec.attention.reference(
                 ModelProperties(width, causal=False, cross=True, source_size=source_width)
             )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        module_path, _, name = path.rpartition(".")
-        setattr(target.get_submodule(module_path), name, tensor)
+        module_path, _, tensor_name = path.rpartition(".")
+        setattr(target.get_submodule(module_path), tensor_name, tensor)
 
 
 @dataclass(eq=False)
@@ -255,17 +255,19 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state.load(forward_pass)
             if stored_input is None:
-                out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
+                convolved = super().forward(x)[
+                    ..., :tokens
+                ]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return out
+                    return convolved
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                out = nn.functional.conv1d(
+                convolved = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return out
+            return convolved
 
     return CausalConv1d
 

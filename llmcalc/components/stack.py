@@ -166,8 +166,8 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            name: overlaid_table(block, changes) if isinstance(changes, dict) else changes
-            for name, changes in variants.items()
+            layer_name: overlaid_table(block, changes) if isinstance(changes, dict) else changes
+            for layer_name, changes in variants.items()
         }
         return {**stack_table, "variants": full_variants}
 
@@ -177,10 +177,10 @@ class Stack(Component):
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
         for field in ("first_layers", "pattern", "shared_layers"):
-            for name in getattr(self, field):
-                if name not in layer_kinds:
+            for layer_name in getattr(self, field):
+                if layer_name not in layer_kinds:
                     raise ValueError(
-                        f"{field}: there is no layer called '{name}'; expected one of {', '.join(layer_kinds)}"
+                        f"{field}: there is no layer called '{layer_name}'; expected one of {', '.join(layer_kinds)}"
                     )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
@@ -188,20 +188,20 @@ class Stack(Component):
         slots, layers = self.slots(), self.kinds()
         for component in slots.values():
             component.check_layers(layers)
-        for name, layer in layers.items():
+        for layer_name, layer in layers.items():
             for slot, fields in layer.required_slots().items():
                 if slot not in slots:
                     requirement = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {requirement}")
+                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
         return self
 
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
-        for name in self.shared_layers:
-            self.layer(name).check_shared(name)
+        for layer_name in self.shared_layers:
+            self.layer(layer_name).check_shared(layer_name)
         shared_results = {
-            name: layer.attention.shared_results()
-            for name, layer in self.kinds().items()
+            layer_name: layer.attention.shared_results()
+            for layer_name, layer in self.kinds().items()
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
@@ -209,11 +209,11 @@ class Stack(Component):
         ):
             return
         layers_with_scores: set[object] = set()
-        for name in self.layer_names():
-            for key, field in shared_results.get(name, {}).items():
+        for layer_name in self.layer_names():
+            for key, field in shared_results.get(layer_name, {}).items():
                 if field and key not in layers_with_scores:
                     raise ValueError(
-                        f"{field}: no layer below '{name}' attends alike and makes what it would share; expected a "
+                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; expected a "
                         "layer below that does"
                     )
                 if not field:
@@ -253,16 +253,19 @@ class Stack(Component):
             "second_stream": self.second_stream,
             "entities": self.entities,
         }
-        return {name: component for name, component in parts.items() if component is not None}
+        return {slot_name: component for slot_name, component in parts.items() if component is not None}
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
-        for name, block in self.kinds().items():
+        for layer_name, block in self.kinds().items():
             block.check_place(
-                replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
+                replace(
+                    stack_position,
+                    where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                )
             )
-        for name, component in self.slots().items():
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
+        for layer_name, component in self.slots().items():
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
         width = self.input_size or stack_position.width
         if self.streams is not None and self.streams.embedding_width() not in (None, width):
             raise ValueError(f"{stack_position.where}.streams.query_size: expected {width}, the embeddings' width")
@@ -273,28 +276,28 @@ class Stack(Component):
         repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
-    def layer(self, name: str) -> Layer:
+    def layer(self, layer_name: str) -> Layer:
         """Returns the layer of the named kind."""
-        return self.block if name == BASE else self.variants[name]
+        return self.block if layer_name == BASE else self.variants[layer_name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
-            name = self.pattern[0]
-            yield name, self.layer(name), depth, range(depth) if isinstance(depth, int) else None
+            layer_name = self.pattern[0]
+            yield layer_name, self.layer(layer_name), depth, range(depth) if isinstance(depth, int) else None
             return
         if isinstance(depth, int):
             indices_by_name: dict[str, list[int]] = {}
-            for i, name in enumerate(self.layer_names()):
-                indices_by_name.setdefault(name, []).append(i)
-            for name, indices in indices_by_name.items():
-                yield name, self.layer(name), len(indices), indices
+            for i, layer_name in enumerate(self.layer_names()):
+                indices_by_name.setdefault(layer_name, []).append(i)
+            for layer_name, indices in indices_by_name.items():
+                yield layer_name, self.layer(layer_name), len(indices), indices
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
-        for name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
-            yield name, self.layer(name), self.first_layers.count(name) + repeats, None
+        for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
+            repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == layer_name)
+            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
 
     def flow(
         self,
@@ -325,10 +328,10 @@ class Stack(Component):
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
-        for name, component, arguments in slots:
+        for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
-                recorder.memo[name] = recorder.part(name, component, x, **arguments)
-            if name == "relative_bias" and component is not None:
+                recorder.memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
+            if slot_name == "relative_bias" and component is not None:
                 for layer in self.kinds().values():
                     layer.attention.share_bias(recorder, x)
         if self.second_stream is not None:
@@ -563,8 +566,8 @@ class Stack(Component):
                 num_hidden_layers=5,
                 block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants={
-                    name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(name))
-                    for name, mixer in shared_entry_layers.items()
+                    layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
+                    for layer_name, mixer in shared_entry_layers.items()
                 },
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
@@ -625,7 +628,7 @@ def _reference_class() -> type[nn.Module]:
             is_projected = spec.streams is None or spec.streams.type not in ("latents", "byte_patches")
             if spec.input_size is not None and is_projected:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
-            for name, component, *arguments in (
+            for slot_name, component, *arguments in (
                 ("stem", spec.stem, model_properties),
                 ("input_features", spec.input_features, embedding_context),
                 ("ngram_embedding", spec.ngram_embedding, embedding_context),
@@ -643,22 +646,22 @@ def _reference_class() -> type[nn.Module]:
                 ("output_positions", spec.output_positions, model_properties),
             ):
                 if component is not None:
-                    self.add_module(name, component.reference(*arguments))
+                    self.add_module(slot_name, component.reference(*arguments))
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE: spec.block, **spec.variants}
-            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in names)
-            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in names)
+            self.lends = any(getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in names)
+            self.layers = nn.ModuleList(layers_by_kind[slot_name].reference(model_properties) for slot_name in names)
             self.layer_kinds = [
-                f"{name}, again"
-                if names.index(name) < i and not getattr(self.layers[i], "repeats_alike", True)
-                else name
-                for i, name in enumerate(names)
+                f"{slot_name}, again"
+                if names.index(slot_name) < i and not getattr(self.layers[i], "repeats_alike", True)
+                else slot_name
+                for i, slot_name in enumerate(names)
             ]
-            for i, name in enumerate(names):
-                if name in spec.shared_layers:
-                    self._share_parameters(self.layers[names.index(name)], self.layers[i])
+            for i, slot_name in enumerate(names):
+                if slot_name in spec.shared_layers:
+                    self._share_parameters(self.layers[names.index(slot_name)], self.layers[i])
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
@@ -670,8 +673,8 @@ def _reference_class() -> type[nn.Module]:
             if component is None:
                 return ()
             module = component.reference(model_properties)
-            for name, child in module.named_children():
-                self.add_module(name, child)
+            for child_name, child in module.named_children():
+                self.add_module(child_name, child)
             return (module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
@@ -682,14 +685,14 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
-        def _output_of(self, name: str, x: Tensor) -> Tensor:
+        def _output_of(self, module_name: str, x: Tensor) -> Tensor:
             """Returns an optional module's output for x, or x without a module."""
-            module: Any = getattr(self, name, None)
+            module: Any = getattr(self, module_name, None)
             return x if module is None else module(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
-                x = self._output_of(name, x)
+            for module_name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
+                x = self._output_of(module_name, x)
             if hasattr(self, "embed_positions"):
                 x = x + self.get_submodule("embed_positions")(
                     torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)

@@ -162,8 +162,8 @@ def _reference_class() -> type[nn.Module]:
                 states = self.state_norm(states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
                 states = self.joined_norm(states)
-            out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
-            return self.output_norm(out) if hasattr(self, "output_norm") else out
+            projected: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
+            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
 
     class TargetStatesReference(nn.Module):
         """The projections of target states, as the split and the merge of a stack's residual stream."""

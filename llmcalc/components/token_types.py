@@ -49,13 +49,15 @@ class TokenTypes(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
-        for name, types in (
+        for table_name, types in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
             *other_tables,
         ):
             if types is not None:
-                row, _ = recorder.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
+                row, _ = recorder.table(
+                    table_name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind
+                )
                 x = recorder.add(x, row)
         return x
 

@@ -88,18 +88,24 @@ class ModuleNames:
         earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier_patterns = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
+        self._earlier_patterns = [
+            _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier or {}).items()
+        ]
         self._published_names_by_path, self._names = names, {**USUAL, **names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
-        text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
-        roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
+        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(names.get("", "")) if current_name]
+        roots = tuple(
+            dict.fromkeys(
+                (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
+            )
+        )
         stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
         if stacks:
             self._stack_names("", other_children, roots)
-            for name, stack in stacks.items():
-                self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
+            for current_name, stack in stacks.items():
+                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
             has_one_side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
             self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
@@ -108,22 +114,22 @@ class ModuleNames:
         names = self._published_names(path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
 
-    def _earlier_name(self, name: str) -> str:
+    def _earlier_name(self, current_name: str) -> str:
         for pattern, replacement in self._earlier_patterns:
-            name = pattern.sub(replacement, name)
-        return name
+            current_name = pattern.sub(replacement, current_name)
+        return current_name
 
     def _published_names(self, path: str) -> tuple[str, ...]:
         match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         pattern = _without_numbers(path if match is None else match[3])
         if match is None:
             names, numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
-            return tuple(_fill_stars(name, numbers) for name in names) or (path,)
+            return tuple(_fill_stars(name_with_stars, numbers) for name_with_stars in names) or (path,)
         layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
-        names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined_names = (_name_in_layer(layer, name) for layer in layers for name in names)
-        return tuple(name for name in joined_names if name) or (path,)
+        names = tuple(_fill_stars(name_with_stars, numbers) for name_with_stars in layer_nodes.get(pattern, ()))
+        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in names)
+        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer and of the layer's modules by path."""
@@ -132,8 +138,10 @@ class ModuleNames:
                 return layers.names(index), layers.parts
         return (), {}
 
-    def _side_names(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
+    def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        sides = [
+            f"{root}{side}." for side in _split_alternatives(self._names.get(side_name, side_name)) for root in roots
+        ]
         return (*roots, *sides)
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
@@ -165,7 +173,7 @@ class ModuleNames:
                     path: _with_earlier_names(path, names)
                     for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            module_lists = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, module_lists, roots, part_names)
             )
@@ -195,16 +203,22 @@ class ModuleNames:
             )  # checkpoints with the parts of a fused layer apart
             names = tuple(
                 dict.fromkeys(
-                    name for option in options + separate_parts for name in _paths_below(option, parents, outer_parents)
+                    module_name
+                    for option in options + separate_parts
+                    for module_name in _paths_below(option, parents, outer_parents)
                 )
             )
             holders = [_without_parts(option, outer_words) for option in options]
             child_prefixes = tuple(
-                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer_parents))
+                dict.fromkeys(
+                    f"{module_name}."
+                    for option in holders
+                    for module_name in _paths_below(option, parents, outer_parents)
+                )
             )
             if node.indices is not None:
-                names = tuple(f"{name}.*" for name in names)
-                child_prefixes = tuple(f"{name}*." for name in child_prefixes)
+                names = tuple(f"{module_name}.*" for module_name in names)
+                child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
@@ -242,18 +256,18 @@ class _Layers(NamedTuple):
     def names(self, index: int) -> tuple[str, ...]:
         """Returns the published names of a layer."""
         number = len(self.numbers) + index if self.are_predictors else self.numbers.get(index, index)
-        layer_names = [_layer_name(name, number, len(self.numbers)) for name in self.lists]
-        names = tuple(f"{root}{name}" for root in self.roots for name in layer_names)
+        layer_names = [_layer_name(list_name, number, len(self.numbers)) for list_name in self.lists]
+        names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
         return (*names, f"mtp.layers.{index}", f"model.mtp.layers.{index}") if self.are_predictors else names
 
 
-def _name_in_layer(layer: str, name: str) -> str:
+def _name_in_layer(layer: str, name_in_layer: str) -> str:
     """Returns the published name of a module in a layer; empty for modules of another module list."""
-    if name.startswith("&"):
-        module_list, _, name = name[1:].partition(".")
+    if name_in_layer.startswith("&"):
+        module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):
             return ""
-    return f"{layer}.{name}" if name else layer
+    return f"{layer}.{name_in_layer}" if name_in_layer else layer
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
@@ -264,12 +278,12 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
     """
     list_names = lists.split(" + ")
     length = max(1, layers // len(list_names))
-    name, layer_number = (
+    list_name, layer_number = (
         (list_names[0], layer_number)
         if len(list_names) == 1
         else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
     )
-    return name.replace("*", str(layer_number)) if "*" in name else f"{name}.{layer_number}"
+    return list_name.replace("*", str(layer_number)) if "*" in list_name else f"{list_name}.{layer_number}"
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
@@ -340,9 +354,9 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
             yield prefix + word.removeprefix(".")
 
 
-def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
+def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
-    components = re.escape(name).replace(r"\*", r"(\d+)")
+    components = re.escape(current_name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
@@ -358,11 +372,13 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     *ancestors, node = path.split(".")
     known_names = list(names)
     if ancestors and ancestors[-1] == "experts":
-        modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
+        modules = [
+            module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
+        ]
         known_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
     variants: list[str] = []
-    for name in dict.fromkeys(known_names):
-        *path_names, leaf = name.split(".")
+    for module_name in dict.fromkeys(known_names):
+        *path_names, leaf = module_name.split(".")
         choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         last_names = (leaf, *EARLIER.get(leaf, ()))
         variants += [".".join(name_parts) for name_parts in product(*choices, last_names)]
@@ -373,7 +389,7 @@ def _without_numbers(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-def _fill_stars(name: str, numbers: Sequence[str]) -> str:
+def _fill_stars(name_with_stars: str, numbers: Sequence[str]) -> str:
     """Replaces the stars of a name by layer indices in order, and further stars by 0."""
     remaining = iter(numbers)
-    return re.sub(r"\*", lambda _: next(remaining, "0"), name)
+    return re.sub(r"\*", lambda _: next(remaining, "0"), name_with_stars)

@@ -37,7 +37,7 @@ class Step:
     def __init__(
         self,
         verb: str,
-        name: str,
+        step_name: str,
         ins: tuple[Value, ...],
         outs: tuple[Value, ...],
         op: Op | None = None,
@@ -46,7 +46,7 @@ class Step:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb: str = verb
-        self.name: str = name
+        self.name: str = step_name
         self.ins: tuple[Value, ...] = ins
         self.outs: tuple[Value, ...] = outs
         self.op: Op | None = op
@@ -87,8 +87,8 @@ class Scope:
         "stacked_axis",
     )
 
-    def __init__(self, name: str, about: dict[str, Any]) -> None:
-        self.name: str = name
+    def __init__(self, scope_name: str, about: dict[str, Any]) -> None:
+        self.name: str = scope_name
         self.about: dict[str, Any] = about
         self.items: list[Item] = []
         self.first_input: Value | None = None
@@ -198,21 +198,22 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the nodes of the first form, each with the operations of differing forms."""
     (_, first_branch), *other_branches = alternatives.branches.items()
-    other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
+    other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
     op, forms, children = _nodes_of_items(first_branch.items)
     forms |= {
-        name: other_op
-        for name, (other_op, _, _) in other_nodes
+        form_name: other_op
+        for form_name, (other_op, _, _) in other_nodes
         if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
     for child in children:
         counterparts = {
-            name: next(node for node in nodes if node.name == child.name) for name, (_, _, nodes) in other_nodes
+            form_name: next(node for node in nodes if node.name == child.name)
+            for form_name, (_, _, nodes) in other_nodes
         }
         different_ops = {
-            name: node.op
-            for name, node in counterparts.items()
+            form_name: node.op
+            for form_name, node in counterparts.items()
             if node.op is not None and not _are_equal_ops(node.op, child.op)
         }
         merged_children.append(
@@ -224,9 +225,9 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
 def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
     return type(op) is type(other_op) and all(
-        same(getattr(op, name), getattr(other_op, name)) for name in op.__dataclass_fields__
+        same(getattr(op, field_name), getattr(other_op, field_name)) for field_name in op.__dataclass_fields__
     )
 
 
 def _fields_of_node(node: Node) -> dict[str, Any]:
-    return {name: getattr(node, name) for name in Node.__dataclass_fields__}
+    return {field_name: getattr(node, field_name) for field_name in Node.__dataclass_fields__}

@@ -42,8 +42,8 @@ class Recorder:
 
     has_output = True
 
-    def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
-        self.root: Scope = Scope(name, {})
+    def __init__(self, model_name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
+        self.root: Scope = Scope(model_name, {})
         self.here: Scope = self.root
         self.causal: bool = causal
         self.memory = memory
@@ -148,8 +148,8 @@ class Recorder:
         Returns the value of the first form; each branch's scope has its own.
         """
         parent, scopes = self.here, dict[str, Scope]()
-        for name, branch in branches.items():
-            self.here = scopes[name] = Scope(name, {})
+        for form_name, branch in branches.items():
+            self.here = scopes[form_name] = Scope(form_name, {})
             self.here.output = branch()
         self.here = parent
         parent.items.append(Alternatives(scopes))
@@ -202,10 +202,10 @@ class Recorder:
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
+    def step(self, verb: str, node_name: str, ins: tuple[Value, ...], output: Value, **options: Any) -> Value:
         """Records one step and returns the step's output."""
-        self.record(verb, name, ins, (out,), **options)
-        return out
+        self.record(verb, node_name, ins, (output,), **options)
+        return output
 
     @contextmanager
     def function(self) -> Iterator[None]:

@@ -99,9 +99,9 @@ class Node:
     def _may_have(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
-    def has_form(self, name: str) -> bool:
+    def has_form(self, form_name: str) -> bool:
         """Whether this node or a node below has the named form."""
-        return name in self.forms or any(child.has_form(name) for child in self.children)
+        return form_name in self.forms or any(child.has_form(form_name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
         """Returns the place of this node as the root of a tree."""

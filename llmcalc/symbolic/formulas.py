@@ -508,17 +508,17 @@ def _build_node(
     )
 
 
-def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
+def merge_nodes(parent: FormulaNode, node_name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(pair, node_field) for pair in parts))
+        Node(node_name, children=tuple(getattr(pair, node_field) for pair in parts))
         for node_field in ("numeric_node", "symbolic_node")
     )
     positions = tuple(i for part in parts for i in part.walk_indices)
-    path = f"{parent.path}.{name}" if parent.path else name
+    path = f"{parent.path}.{node_name}" if parent.path else node_name
     return replace(
         parent,
-        path_names=(*parent.path_names, (name, "", ())),
+        path_names=(*parent.path_names, (node_name, "", ())),
         path=path,
         walk_indices=positions,
         numeric_node=numeric_node,
@@ -537,14 +537,14 @@ def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) ->
     """Whether names (with optional layer labels or numbers) match the end of a path."""
     if not names or not path_names:
         return False
-    (name, label, indices), outer_steps = path_names[-1], path_names[:-1]
+    (node_name, label, indices), outer_steps = path_names[-1], path_names[:-1]
     last_name, remaining_names = names[-1], []
-    if last_name == name:
+    if last_name == node_name:
         remaining_names.append(names[:-1])
     if (
         last_name
         and (last_name == label or (last_name.isdecimal() and int(last_name) in indices))
-        and (len(names) == 1 or names[-2] == name)
+        and (len(names) == 1 or names[-2] == node_name)
     ):
         remaining_names.append(names[:-2])
     outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)

@@ -55,7 +55,7 @@ class Location(NamedTuple):
     @property
     def stack(self) -> PathNames:
         """The names in the enclosing layer's path, which all kinds of layers of a stack share."""
-        return tuple(name for name, _ in self.layer)
+        return tuple(stack_name for stack_name, _ in self.layer)
 
 
 class Block:

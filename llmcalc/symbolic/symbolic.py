@@ -119,12 +119,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     names = _symbol_names(used_occurrences + _depth_occurrences(spec))
     meanings: dict[Any, Meaning] = {}
 
-    def symbol(name: str, field: str, value: Number) -> Any:
-        name = _without_hyphens(name)
-        new_symbol = _symbol(name)
-        meaning = meanings.setdefault(new_symbol, Meaning(name, field, value))
+    def symbol(layer_name: str, field: str, value: Number) -> Any:
+        layer_name = _without_hyphens(layer_name)
+        new_symbol = _symbol(layer_name)
+        meaning = meanings.setdefault(new_symbol, Meaning(layer_name, field, value))
         if meaning.value != value:
-            raise ArithmeticError(f"{name} stands for {meaning.field} = {meaning.value} and for {field} = {value}")
+            raise ArithmeticError(
+                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {value}"
+            )
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -141,18 +143,22 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     for occurrence in _depth_occurrences(spec):
         stack = getattr(spec, occurrence.side)
         labels, counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
-        labels_by_kind = {name: labels[name] for name in counts}
+        labels_by_kind = {layer_name: labels[layer_name] for layer_name in counts}
         depth_symbol = symbol(names[occurrence], occurrence.field + suffix, sum(counts.values()))
         if len(labels_by_kind) == 1:
             groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
             continue
         base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else names[occurrence]
-        for name, layer_count in counts.items():
-            groups[occurrence.side, name] = (
-                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", layer_count),
-                labels_by_kind[name],
+        for layer_name, layer_count in counts.items():
+            groups[occurrence.side, layer_name] = (
+                symbol(
+                    f"{base}_{labels_by_kind[layer_name]}",
+                    f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
+                    layer_count,
+                ),
+                labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
+        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
     return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main_stack, groups), meanings, depths)
 
@@ -160,11 +166,12 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: layer_count for name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+        return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     counts = {
-        name: sum(i in rank.chunks.layers for i in layer_indices or ()) for name, _, _, layer_indices in stack.groups()
+        layer_name: sum(i in rank.chunks.layers for i in layer_indices or ())
+        for layer_name, _, _, layer_indices in stack.groups()
     }
-    return {name: layer_count for name, layer_count in counts.items() if layer_count}
+    return {layer_name: layer_count for layer_name, layer_count in counts.items() if layer_count}
 
 
 def _rank_suffix(rank: RankModel | None) -> str:
@@ -183,7 +190,9 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in layout_sizes.items() if n > 1
+        size_name: SymbolicInt(n, symbol(size_name, GROUPS[size_name], n))
+        for size_name, n in layout_sizes.items()
+        if n > 1
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
@@ -221,15 +230,15 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
     return _with_symbols(spec, symbol_or_size)
 
 
-def _without_hyphens(name: str) -> str:
+def _without_hyphens(symbol_name: str) -> str:
     """Replaces hyphens in a name, which would look like a minus."""
-    return name.replace("-", "_")
+    return symbol_name.replace("-", "_")
 
 
-def _symbol(name: str) -> Any:
+def _symbol(symbol_name: str) -> Any:
     import sympy
 
-    return sympy.Symbol(name, integer=True, positive=True)
+    return sympy.Symbol(symbol_name, integer=True, positive=True)
 
 
 def bytes_symbol() -> Any:
@@ -282,23 +291,27 @@ def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplac
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(name: str, block: Layer) -> Part:
-        return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
+    def with_symbols(layer_name: str, block: Layer) -> Part:
+        return (
+            _part_with_symbols(block, stack_name, labels[layer_name], "", size_replacer)
+            if layer_name in labels
+            else block
+        )
 
     update["block"] = with_symbols(BASE, stack.block)
-    update["variants"] = {name: with_symbols(name, block) for name, block in stack.variants.items()}
+    update["variants"] = {layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
-def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_symbol_changes(part, stack_name, layer, name, size_replacer))
+def _part_with_symbols(part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
+    return part.model_copy(update=_symbol_changes(part, stack_name, layer, part_name, size_replacer))
 
 
 def _symbol_changes(
     part: Part,
     stack_name: str,
     layer: str,
-    name: str,
+    part_name: str,
     size_replacer: SizeReplacer,
     kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
@@ -311,7 +324,7 @@ def _symbol_changes(
         if isinstance(field_value, Part):
             changes[field] = _part_with_symbols(field_value, stack_name, layer, field, size_replacer)
         elif letter is not None and isinstance(field_value, int):
-            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, field_value))
+            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, part_name, field, letter, field_value))
     return changes
 
 
@@ -349,14 +362,19 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns each kind of layer's label: a variant's name, or for `block` a distinguishing trait."""
-    blocks_by_kind = {name: block for name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+    blocks_by_kind = {
+        layer_name: block for layer_name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+    }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(block))
+        trait
+        for layer_name, block in blocks_by_kind.items()
+        if layer_name != BASE
+        for trait in (layer_name, *_layer_traits(block))
     }
     trait_of_base = next((t for t in _layer_traits(stack.block) if t not in other_traits), "base")
-    return {name: trait_of_base if name == BASE else name for name in blocks_by_kind}
+    return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
 def _layer_traits(block: Layer) -> tuple[str, str]:

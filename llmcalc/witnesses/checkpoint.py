@@ -102,14 +102,14 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     return tensor_match
 
 
-def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
+def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
-    layer_number = NUMBER.search(name)
+    layer_number = NUMBER.search(tensor_name)
     if layer_number is None:
         return "", -1
     stack_name = ""
     if spec.kind == "encoder-decoder":
-        stack_name = "encoder" if re.search(r"(^|\.)enc", name) else "decoder"
+        stack_name = "encoder" if re.search(r"(^|\.)enc", tensor_name) else "decoder"
     return stack_name, int(layer_number[1])
 
 
@@ -275,9 +275,9 @@ def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tup
             yield from combinations(sibling_tensors[:8], group_size)
 
 
-def _last_word(name: str) -> str:
+def _last_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
-    name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
+    name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
         ".".join(name_parts[-2:])
@@ -286,8 +286,8 @@ def _last_word(name: str) -> str:
     )
 
 
-def _same_name(node: str, name: str) -> bool:
-    return node.rpartition(".")[2] in name.split(".")
+def _same_name(node: str, tensor_name: str) -> bool:
+    return node.rpartition(".")[2] in tensor_name.split(".")
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
@@ -339,9 +339,9 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
-def _stack_in_name(name: str) -> str:
+def _stack_in_name(tensor_name: str) -> str:
     """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
-    stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
+    stack_names = re.findall(r"(?:^|\.)(enc|dec)", tensor_name)
     return stack_names[0] if stack_names else ""
 
 

@@ -209,9 +209,9 @@ def module_paths(node_position: Place) -> list[str]:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
-        f"{parent_path}.{name}" if parent_path else name
+        f"{parent_path}.{node_name}" if parent_path else node_name
         for parent_path in module_paths(node_position.parent)
-        for name in names
+        for node_name in names
     ]
 
 

@@ -155,7 +155,7 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
         names = (operation.name for operation in operations)
-        phase = next((name for name in names if name in (FORWARD, BACKWARD)), phase)
+        phase = next((event_name for event_name in names if event_name in (FORWARD, BACKWARD)), phase)
         kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
@@ -189,11 +189,13 @@ def _sum_bytes(event: Any) -> int:
 
 
 @cache
-def _is_kernel(name: str) -> bool:
+def _is_kernel(operation_name: str) -> bool:
     """Whether an operation is a kernel, which autograd does not decompose into other operations."""
-    if not name.startswith("aten::"):
+    if not operation_name.startswith("aten::"):
         return False
-    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]
+    schemas = [
+        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
+    ]
     names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
     return any(
         not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in names
@@ -202,8 +204,8 @@ def _is_kernel(name: str) -> bool:
 
 def _is_callable_overload(schema: Any) -> bool:
     """Whether the reference may call an overload: it takes tensors, without named axes and `out`."""
-    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
-    has_kernel = torch._C._dispatch_has_kernel(name)
+    operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
+    has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (
         has_kernel
         and "name" not in schema.overload_name.lower()

@@ -185,8 +185,15 @@ def memory_checks(
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", computed_bytes[name], measured_bytes[name], witness, within=tolerance)
-        for name, tolerance in WITHIN.items()
+        Check(
+            "",
+            f"{MEMORY}{phase}_{quantity_name}",
+            computed_bytes[quantity_name],
+            measured_bytes[quantity_name],
+            witness,
+            within=tolerance,
+        )
+        for quantity_name, tolerance in WITHIN.items()
     ]
 
 
@@ -247,7 +254,7 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 
 def allocator_variables() -> dict[str, str]:
     """Returns the environment variables of `VARIABLES` that are set."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {variable_name: os.environ[variable_name] for variable_name in VARIABLES if variable_name in os.environ}
 
 
 def device_facts() -> dict[str, Any]:
@@ -274,5 +281,7 @@ def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[s
     workspace = (
         (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
     )
-    expandable = any("expandable_segments:True" in allocator_settings.get(name, "") for name in VARIABLES[1:])
+    expandable = any(
+        "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
+    )
     return Runtime(workspace, expandable=expandable)

@@ -60,9 +60,9 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
     """
     with torch.device(device), default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
-    for name in ("towers", *(() if MTP.name in include else ("mtp",))):
-        if hasattr(module, name):
-            delattr(module, name)
+    for slot_name in ("towers", *(() if MTP.name in include else ("mtp",))):
+        if hasattr(module, slot_name):
+            delattr(module, slot_name)
     return module
 
 
@@ -125,7 +125,9 @@ class TrainingLoop:
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
         parameters_by_name = {
-            name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
+            parameter_name: parameter
+            for parameter_name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
         }
         simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         simulated_run.set_up()
@@ -134,10 +136,10 @@ class TrainingLoop:
             for parameter_key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
-            parameters_by_name.pop(name)
+            parameters_by_name.pop(parameter_name)
             for parameter_key in simulated_keys
-            for name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
-            if name in parameters_by_name
+            for parameter_name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
+            if parameter_name in parameters_by_name
         ]
         return [*ordered_parameters, *parameters_by_name.values()]
 
@@ -195,7 +197,7 @@ class TrainingLoop:
 
 
 def build_optimizers(
-    name: str,
+    optimizer_name: str,
     parameters: list[tuple[Tensor, bool]],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
@@ -206,9 +208,9 @@ def build_optimizers(
     implementation: None (default) for torch's default.
     Raises `InputError` for an optimizer that torch does not have.
     """
-    record = optimizer(name)
+    record = optimizer(optimizer_name)
     if record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {name}: {record.not_in_torch}")
+        raise InputError(f"--optimizer {optimizer_name}: {record.not_in_torch}")
     return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
 
 
@@ -216,8 +218,8 @@ def layer_matrices(module: nn.Module) -> set[int]:
     """Returns the ids of the weights of linear layers inside the model's layers."""
     return {
         id(submodule.weight)
-        for name, submodule in module.named_modules()
-        if isinstance(submodule, nn.Linear) and ".layers." in f".{name}"
+        for module_name, submodule in module.named_modules()
+        if isinstance(submodule, nn.Linear) and ".layers." in f".{module_name}"
     }
 
 

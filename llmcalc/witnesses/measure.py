@@ -67,23 +67,25 @@ def _sum_upwards(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
 def parameters(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
+    return _sum_upwards(
+        (parameter_name.rpartition(".")[0], parameter.numel()) for parameter_name, parameter in named_parameters
+    )
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
     position_by_path = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
-    def list_position(name: str) -> int:
+    def list_position(tensor_name: str) -> int:
         """Returns the index in `listed_modules` of the innermost listed module of a name."""
-        while name and name not in position_by_path:
-            name = name.rpartition(".")[0]
-        return position_by_path.get(name, len(position_by_path))
+        while tensor_name and tensor_name not in position_by_path:
+            tensor_name = tensor_name.rpartition(".")[0]
+        return position_by_path.get(tensor_name, len(position_by_path))
 
     names: dict[int, list[str]] = {}
     elements_by_id: dict[int, int] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for tensor_name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(tensor_name)
         elements_by_id[id(parameter)] = parameter.numel()
     return _sum_upwards(
         (min(aliases, key=list_position), elements_by_id[path_and_name]) for path_and_name, aliases in names.items()
@@ -94,7 +96,9 @@ def buffers(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_upwards(
-        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
+        (buffer_name.rpartition(".")[0], buffer.numel())
+        for buffer_name, buffer in module.named_buffers()
+        if buffer_name in saved_tensors
     )
 
 
@@ -123,23 +127,23 @@ def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> di
 
 def module_names(module: nn.Module) -> frozenset[str]:
     """Returns the paths of all modules, with an empty path for the root."""
-    return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
+    return frozenset(module_name for module_name, _ in module.named_modules(remove_duplicate=False))
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
     """Returns the paths of all parameters. A shared parameter is listed under every name."""
-    return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
+    return frozenset(tensor_name for tensor_name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     path_flops: dict[str, int] = {}
-    for name, flops_by_operation in counter.get_flop_counts().items():
+    for module_name, flops_by_operation in counter.get_flop_counts().items():
         operation_flops = sum(flops_by_operation.values())
-        if name == "Global":
+        if module_name == "Global":
             path_flops[""] = operation_flops
-        elif name.startswith(root + "."):
-            path_flops[name[len(root) + 1 :]] = operation_flops
+        elif module_name.startswith(root + "."):
+            path_flops[module_name[len(root) + 1 :]] = operation_flops
     return path_flops
 
 
@@ -182,15 +186,15 @@ class BackwardOwners:
         self.owner: dict[Any, str] = {}
         self.stack: list[str] = [""]
         self.handles: list[Any] = []
-        for name, child in module.named_modules():
-            if name:
-                self.handles.append(child.register_forward_pre_hook(self._enter_module(name), with_kwargs=True))
+        for module_name, child in module.named_modules():
+            if module_name:
+                self.handles.append(child.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True))
                 self.handles.append(child.register_forward_hook(self._leave_module))
 
-    def _enter_module(self, name: str) -> Callable[..., None]:
+    def _enter_module(self, module_name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._assign_owner((args, kwargs), self.stack[-1])
-            self.stack.append(name)
+            self.stack.append(module_name)
 
         return hook
 
@@ -238,7 +242,7 @@ class BackwardOwners:
 
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
-    names = {id(submodule): name for name, submodule in module.named_modules()}
+    names = {id(submodule): module_name for module_name, submodule in module.named_modules()}
     elements_by_id = (
         (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in stored_cache.items()
     )

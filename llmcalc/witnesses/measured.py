@@ -86,14 +86,16 @@ def measured_tree(module: nn.Module) -> ModuleSize:
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
 
-def _module_tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str, int], depth: int) -> ModuleSize:
+def _module_tree(
+    module: nn.Module, path: str, module_name: str, parameters_by_path: dict[str, int], depth: int
+) -> ModuleSize:
     children: list[ModuleSize] = []
     if depth:
         for child_name, child in module.named_children():
             child_path = f"{path}.{child_name}" if path else child_name
             if parameters_by_path.get(child_path):
                 children.append(_module_tree(child, child_path, child_name, parameters_by_path, depth - 1))
-    return ModuleSize(name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
+    return ModuleSize(module_name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
 
 
 def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:

@@ -112,8 +112,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + name, bytes, measured_bytes[name], f"torch on {device}")
-            for name, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
+            for quantity_name, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -151,7 +151,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
-        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
+        Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], "CPU events")
+        for quantity_name, bytes in simulated_bytes.items()
     ]
 
 

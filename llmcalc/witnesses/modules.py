@@ -66,8 +66,8 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     towers = {
-        tower_key[len(TOWERS) :]: name
-        for tower_key, name in (context_modules or names).items()
+        tower_key[len(TOWERS) :]: tower_names_entry
+        for tower_key, tower_names_entry in (context_modules or names).items()
         if tower_key.startswith(TOWERS)
     }
     tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).tower_nodes(tree, base_path)
@@ -95,8 +95,10 @@ class _Search:
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
-            for name, stack in stacks_by_name.items():
-                yield from self._modules_of_stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
+            for stack_name, stack in stacks_by_name.items():
+                yield from self._modules_of_stack(
+                    f"{stack_name}.", stack.children, self._side_modules(stack_name, root_modules)
+                )
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
@@ -113,9 +115,9 @@ class _Search:
                     path = f"{towers.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
-    def _side_modules(self, name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
-        side_modules = self._first_existing(self.names.get(name, name), root_modules)
+        side_modules = self._first_existing(self.names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _modules_of_stack(
@@ -163,10 +165,11 @@ class _Search:
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index, for layers whose list has the given key in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
+        for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root, side_module, len(layer_indices)) for side_module in name.split(" & ")
+                    self._modules_of_lists(root, side_module, len(layer_indices))
+                    for side_module in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
@@ -268,15 +271,15 @@ class _Search:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
-    def _modules_below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
+    def _modules_below(self, module_name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
         """Returns the modules with a name below the first parent that has them.
 
         A name with a leading dot is searched in `outer_modules`.
         """
-        if name.startswith("&"):  # one of the modules of a layer
-            return [module for module in outer_modules if name[1:] in module.split(".")][:1]
-        for parent in outer_modules if name.startswith(".") else parents:
-            modules = self._matching_paths(_join_path(parent, name.removeprefix(".")))
+        if module_name.startswith("&"):  # one of the modules of a layer
+            return [module for module in outer_modules if module_name[1:] in module.split(".")][:1]
+        for parent in outer_modules if module_name.startswith(".") else parents:
+            modules = self._matching_paths(_join_path(parent, module_name.removeprefix(".")))
             if modules:
                 return modules
         return []
@@ -295,8 +298,8 @@ class _Search:
         ]
 
 
-def _join_path(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if parent and name else parent or name
+def _join_path(parent: str, child_name: str) -> str:
+    return f"{parent}.{child_name}" if parent and child_name else parent or child_name
 
 
 def nodes_called_once(

@@ -161,8 +161,8 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     """
     import torch
 
-    name = device_dtype(device)
-    byte_count = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    dtype_name = device_dtype(device)
+    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
@@ -176,7 +176,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
         )
-    with torch.device(device), default_dtype(getattr(torch, name)):
+    with torch.device(device), default_dtype(getattr(torch, dtype_name)):
         return spec.reference()
 
 

@@ -91,7 +91,11 @@ _SAVED: dict[Any, list[str]] = {}
 
 def _tensors_saved_by(node_type: Any) -> list[str]:
     if node_type not in _SAVED:
-        _SAVED[node_type] = [name for name in dir(node_type) if name.startswith("_saved_") or name == "saved_tensors"]
+        _SAVED[node_type] = [
+            attribute_name
+            for attribute_name in dir(node_type)
+            if attribute_name.startswith("_saved_") or attribute_name == "saved_tensors"
+        ]
     return _SAVED[node_type]
 
 
@@ -102,7 +106,7 @@ def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         node = pending_nodes.pop()
-        saved_values = tree_leaves([getattr(node, name) for name in _tensors_saved_by(type(node))])
+        saved_values = tree_leaves([getattr(node, attribute_name) for attribute_name in _tensors_saved_by(type(node))])
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in node.next_functions:
             if next_node is not None and next_node not in visited_nodes:

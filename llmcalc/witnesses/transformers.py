@@ -257,7 +257,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
         re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
     ]
     pattern = re.compile(rf"({'|'.join(node_positions)})\.")
-    return {name: parameter.numel() for name, parameter in model.named_parameters() if pattern.match(f"{name}.")}
+    return {
+        parameter_name: parameter.numel()
+        for parameter_name, parameter in model.named_parameters()
+        if pattern.match(f"{parameter_name}.")
+    }
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -289,9 +293,11 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
-    token_ids, name = _token_ids(model, batch, seq), type(model).__name__
+    token_ids, class_name = _token_ids(model, batch, seq), type(model).__name__
     ids = with_channels(model, token_ids)
-    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
+    inputs: dict[str, Any] = {
+        "input_ids": ids[:, None] if class_name.endswith("ForMultipleChoice") else ids
+    }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         encoder_stem = spec.encoder.stem
         inputs = {
@@ -318,8 +324,8 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     config: Any = model.config
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
-    for i, name in enumerate(spec.main.layer_names()):
-        _, heads, head_size = spec.main.layer(name).attention.sizes(spec.hidden_size)
+    for i, layer_name in enumerate(spec.main.layer_names()):
+        _, heads, head_size = spec.main.layer(layer_name).attention.sizes(spec.hidden_size)
         rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
         cache.update(rows, rows.clone(), i)
     return cache
@@ -338,12 +344,12 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     config: Any = model.config
     lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
-        name: torch.zeros(
+        input_name: torch.zeros(
             [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
+        for input_name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 
@@ -366,10 +372,14 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     import torch
     from transformers import DynamicCache
 
-    name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if not spec.one_pass_model and not name.endswith(class_settings.refuses_cache) and not denoises_after_prompt(model):
+    class_name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
+    if (
+        not spec.one_pass_model
+        and not class_name.endswith(class_settings.refuses_cache)
+        and not denoises_after_prompt(model)
+    ):
         inputs["use_cache"] = True
-    if name.endswith(class_settings.makes_mask) and not name.endswith(class_settings.reads_values):
+    if class_name.endswith(class_settings.makes_mask) and not class_name.endswith(class_settings.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     outputs: list[Any] = []
     states_before = _module_states(model)
@@ -412,12 +422,12 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 def cache_argument(model: nn.Module) -> str:
     """Returns a decoder class's argument for the cache; empty without one."""
     arguments = signature(model.forward).parameters
-    return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
+    return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
     """Yields the caches in a module's output, under the classes' usual names."""
-    cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
+    cache_attributes = (getattr(outputs, cache_name, None) for cache_name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
@@ -429,10 +439,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
     import torch
 
     return {
-        (path, name): attribute
+        (path, attribute_name): attribute
         for path, module in model.named_modules()
-        for name, attribute in vars(module).items()
-        if isinstance(attribute, torch.Tensor) and not name.endswith("inv_freq")
+        for attribute_name, attribute in vars(module).items()
+        if isinstance(attribute, torch.Tensor) and not attribute_name.endswith("inv_freq")
     }
 
 

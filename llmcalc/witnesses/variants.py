@@ -115,9 +115,9 @@ def keep_masks(mixer: Any) -> None:
 
 def replace_attention(module: nn.Module, choices: Choices) -> None:
     """Replaces the computation of attention, which then needs no mask."""
-    for name, submodule in module.named_modules():
-        parent_name = name.rpartition(".")[0]
-        if is_core(name):
+    for module_name, submodule in module.named_modules():
+        parent_name = module_name.rpartition(".")[0]
+        if is_core(module_name):
             owner: Any = module.get_submodule(parent_name)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
@@ -142,7 +142,11 @@ def kernel_context(choices: Choices) -> Iterator[None]:
     """Disables masks unless attention is eager, and repeated keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
-        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+        mixers = [
+            module
+            for module_name, module in sys.modules.items()
+            if module_name.startswith("llmcalc.components.mixers.")
+        ]
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if choices.attention in ("flash", "sdpa"):
@@ -150,14 +154,16 @@ def kernel_context(choices: Choices) -> Iterator[None]:
         changed_attributes.append(
             (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
         )
-    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
+    original_attributes = [
+        (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
+    ]
     try:
-        for owner, name, replacement in changed_attributes:
-            setattr(owner, name, replacement)
+        for owner, module_name, replacement in changed_attributes:
+            setattr(owner, module_name, replacement)
         yield
     finally:
-        for owner, name, replacement in original_attributes:
-            setattr(owner, name, replacement)
+        for owner, module_name, replacement in original_attributes:
+            setattr(owner, module_name, replacement)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -529,7 +535,8 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
     """Returns checkpoint contexts that save selected operations' results, every second for `alternate_operations`."""
     operations, alternating_operations = (
-        {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
+        {SAVED_OPERATIONS[operation_name] for operation_name in names}
+        for names in (saved_operations, alternate_operations)
     )
 
     def create_contexts() -> Any:
@@ -555,11 +562,11 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
             run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
-    for name, submodule in [*module.named_modules()]:
-        parent_name, _, child_name = name.rpartition(".")
-        path_in_layer = _path_in_layer(name)
+    for module_name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = module_name.rpartition(".")
+        path_in_layer = _path_in_layer(module_name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        core = recompute.core and is_core(name)
+        core = recompute.core and is_core(module_name)
         is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
@@ -587,9 +594,9 @@ def _checkpoint_with_router_state(
     return layer_output
 
 
-def _path_in_layer(name: str) -> str:
+def _path_in_layer(module_name: str) -> str:
     """Returns the path of a module relative to its layer; empty outside of layers."""
-    _, separator, path_after_layers = f".{name}".rpartition(".layers.")
+    _, separator, path_after_layers = f".{module_name}".rpartition(".layers.")
     return path_after_layers.partition(".")[2] if separator else ""
 
 
@@ -677,8 +684,8 @@ def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") ->
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for name, submodule in [*module.named_modules()]:
-        parent_name, _, child_name = name.rpartition(".")
+    for module_name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = module_name.rpartition(".")
         if child_name in adapters.targets and isinstance(submodule, nn.Linear):
             layer = Dora if adapters.has_magnitudes else Lora
             lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer(

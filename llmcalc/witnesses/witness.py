@@ -61,8 +61,8 @@ def _names_by_lower_case() -> dict[str, list[str]]:
     import transformers
 
     names: dict[str, list[str]] = {}
-    for name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
-        names.setdefault(name.lower(), []).append(name)
+    for class_name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
+        names.setdefault(class_name.lower(), []).append(class_name)
     return names
 
 
@@ -105,8 +105,8 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
     architecture, class_type = architecture_of(config), witness_of(config["model_type"])
     if architecture.lower() not in _names_by_lower_case() and class_type in CONFIG_MAPPING:
-        name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
-        module_attributes = vars(import_module(name)) if name.startswith("transformers.models.") else {}
+        module_name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
+        module_attributes = vars(import_module(module_name)) if module_name.startswith("transformers.models.") else {}
         unlisted_class = module_attributes.get(architecture)
         if isinstance(unlisted_class, type) and issubclass(unlisted_class, transformers.PreTrainedModel):
             return unlisted_class
@@ -116,12 +116,12 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
     fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = fields.get(name)
+    for field_name in ("rope_scaling", "rope_parameters"):
+        rope = fields.get(field_name)
         if rope is False:  # means none; a configuration class rejects it
-            del fields[name]
+            del fields[field_name]
         if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in LENGTH_DEPENDENT_ROPE:
-            fields[name] = {
+            fields[field_name] = {
                 "rope_type": "default",
                 **{field: rope[field] for field in ("rope_theta", "partial_rotary_factor") if field in rope},
             }

@@ -139,11 +139,11 @@ class AltUpLayer(WholeLayer):
         recorder.hold(fed=with_embedding)
         return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _sublayer_output(self, recorder: Flow, name: str, component: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, component, x))
+            return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))
 
     def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
@@ -158,11 +158,15 @@ class AltUpLayer(WholeLayer):
             mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | JoinedShapes) -> Value:
+    def _mixing_weights(
+        self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
+    ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
+        router_output = recorder.linear(
+            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
+        )
+        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
@@ -298,13 +302,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
-            for name in ("self_attn", "mlp"):
-                self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
+        def _normed_output(self, sublayer_name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.get_submodule(f"{sublayer_name}_post_norm")(self.get_submodule(sublayer_name)(x, forward_pass))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)

@@ -116,9 +116,15 @@ class Layer(Component):
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         """The layer after a function `change` is applied to each of its token mixers. width: the layer's width."""
-        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        mixers = {
+            field_name: getattr(self, field_name)
+            for field_name in ("attention", "cross_attention")
+            if hasattr(self, field_name)
+        }
         changed_mixers = {
-            name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
+            field_name: change(component, width)
+            for field_name, component in mixers.items()
+            if isinstance(component, TokenMixer)
         }
         return self.model_copy(update=changed_mixers)
 
@@ -222,10 +228,14 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
-        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
-        for name in self.without_norms:
-            if name not in norm_names:
-                raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(norm_names)}")
+        norm_names = [
+            f"{sublayer_name}_{position}_norm" for sublayer_name, _ in self.sublayers() for position in ("pre", "post")
+        ]
+        for sublayer_name in self.without_norms:
+            if sublayer_name not in norm_names:
+                raise ValueError(
+                    f"without_norms: there is no '{sublayer_name}'; expected some of {', '.join(norm_names)}"
+                )
         return self
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
@@ -257,7 +267,9 @@ class Block(Layer):
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
         names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
         return [
-            (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
+            (sublayer_name, component)
+            for sublayer_name, component in zip(names, parts, strict=True)
+            if isinstance(component, Component)
         ]
 
     @property
@@ -280,58 +292,60 @@ class Block(Layer):
         shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
             recorder.hold(shared=shared_input)
-        for name, component in self.sublayers():
-            if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, name, component, x)
+        for sublayer_name, component in self.sublayers():
+            if sublayer_name == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer_name, component, x)
                 continue
             residual_branch = start if self.parallel else x
             if shared_input is not None:
                 residual_branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                residual_branch = self._normalize(recorder, f"{name}_pre_norm", residual_branch)
-            residual_branch = recorder.part(name, component, residual_branch, **self._cross_arguments(recorder, name))
+                residual_branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", residual_branch)
+            residual_branch = recorder.part(
+                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
+            )
             residual_branch = recorder.dropout(
                 residual_branch,
                 "feed_forward" if component is self.feed_forward else "attention_output",
                 ends_sublayer=True,
             )
             recorder.hold(y=residual_branch)
-            x = self._residual_sum(recorder, name, x, residual_branch)
+            x = self._residual_sum(recorder, sublayer_name, x, residual_branch)
             recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
+    def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
         """Returns the encoder's output as the argument of the cross-attention sublayer; nothing for other sublayers."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
-    def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
-        return x if name in self.without_norms else recorder.part(name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:
+        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=role)
 
-    def _residual_sum(self, recorder: Flow, name: str, x: Value, sublayer_output: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, sublayer_output))
+            return self._normalize(recorder, f"{sublayer_name}_post_norm", recorder.add(x, sublayer_output))
         sublayer_output = (
             sublayer_output
             if self.norm_placement == "pre"
-            else self._normalize(recorder, f"{name}_post_norm", sublayer_output)
+            else self._normalize(recorder, f"{sublayer_name}_post_norm", sublayer_output)
         )
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            sublayer_output = recorder.part(f"{name}_out_scale", scale, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer_name}_out_scale", scale, sublayer_output)
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{name}_residual_scale", scale, x)
+            x = recorder.part(f"{sublayer_name}_residual_scale", scale, x)
         return recorder.add(x, sublayer_output)
 
-    def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
+    def _record_idle(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
         """Records the parameters of a sublayer with norms, without running the sublayer."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(recorder, f"{name}_pre_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
-        recorder.part(name, component, x, role="idle", memory=memory, kind="cross_attention")
+        recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(recorder, f"{name}_post_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -409,52 +423,53 @@ def _reference_class() -> type[nn.Module]:
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    name = "cross_attn" if part_context.cross else component.node_name
-                    self.add_module(name, component.reference(part_context))
-                    self.order.append(name)
+                    sublayer_name = "cross_attn" if part_context.cross else component.node_name
+                    self.add_module(sublayer_name, component.reference(part_context))
+                    self.order.append(sublayer_name)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
-            for name in self.order if spec.residual_scale else ():
+            for sublayer_name in self.order if spec.residual_scale else ():
                 width, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{name}_out_scale", Scaling(width, bias=scales_both))
+                    self.add_module(f"{sublayer_name}_out_scale", Scaling(width, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=scales_both))
-            for name in self.order:
+                    self.add_module(f"{sublayer_name}_residual_scale", Scaling(width, bias=scales_both))
+            for sublayer_name in self.order:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{name}_{position}_norm" for position in places):
+                for norm in (f"{sublayer_name}_{position}_norm" for position in places):
                     if norm not in spec.without_norms:
                         self.add_module(norm, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 
-        def _normalize(self, name: str, x: Tensor) -> Tensor:
+        def _normalize(self, norm_name: str, x: Tensor) -> Tensor:
             """Applies the named norm, if the layer has it."""
-            return getattr(self, name)(x) if hasattr(self, name) else x
+            return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
-        def _residual_sum(self, name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
+        def _residual_sum(self, sublayer_name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
             sublayer_output = self._normalize(
-                f"{name}_out_scale", self._normalize(f"{name}_post_norm", sublayer_output)
+                f"{sublayer_name}_out_scale", self._normalize(f"{sublayer_name}_post_norm", sublayer_output)
             )
-            return self._normalize(f"{name}_residual_scale", x) + sublayer_output
+            return self._normalize(f"{sublayer_name}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._normalize("input_norm", x)
             start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
-            for name in self.order:
+            for sublayer_name in self.order:
                 source = start if self.parallel else x
-                sublayer_output = self.get_submodule(name)(
-                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, forward_pass
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self._normalize(f"{sublayer_name}_pre_norm", source) if shared_input is None else shared_input,
+                    forward_pass,
                 )
                 sublayer_output = apply_dropout(
-                    self, "feed_forward" if name == self.network else "attention_output", sublayer_output
+                    self, "feed_forward" if sublayer_name == self.network else "attention_output", sublayer_output
                 )
                 if self.placement == "post":
-                    x = self._normalize(f"{name}_post_norm", x + sublayer_output)
+                    x = self._normalize(f"{sublayer_name}_post_norm", x + sublayer_output)
                 else:
-                    x = self._residual_sum(name, x, sublayer_output)
+                    x = self._residual_sum(sublayer_name, x, sublayer_output)
                 del sublayer_output  # the classes of transformers give the sum the same name
             return x
 

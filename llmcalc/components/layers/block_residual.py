@@ -32,7 +32,14 @@ MOST_BLOCKS = 1000
 
 
 def record_mix(
-    recorder: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
+    recorder: Flow,
+    mix_name: str,
+    x: Value,
+    block_count: int,
+    norm: Norm,
+    *,
+    normed_values: bool = False,
+    queries: int = 1,
 ) -> list[Value]:
     """Records, for each query, a weighted sum of the sums of finished blocks and the running sum.
 
@@ -43,7 +50,7 @@ def record_mix(
         return [x] * queries
     (hidden,), sources, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
     query_axes = () if queries == 1 else (query_axis,)
-    with recorder.scope(name, kind="residual", source=SOURCE):
+    with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
         values = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
         recorder.hold(values=values)
@@ -101,15 +108,19 @@ class BlockResidualLayer(PreNormLayer):
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
                 recorder.vector("proj", *x.axes)
-        for name, component, block_count in (
+        for sublayer_name, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(recorder, f"{sublayer_name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            sublayer_output = self._record_sublayer(recorder, name, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
-            x = sublayer_output if name == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
+            x = (
+                sublayer_output
+                if sublayer_name == "self_attn" and self.starts_block
+                else recorder.add(x, sublayer_output)
+            )
             recorder.hold(x=x)
         return x
 
@@ -204,27 +215,27 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            for name, component, block_count in (
+            for sublayer_name, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                if block_count or (name == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+                if block_count or (sublayer_name == "self_attn" and spec.idle_residual):
+                    self.add_module(f"{sublayer_name}_residual", Mix(spec.norm, model_properties))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+            for sublayer_name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
                 sums = forward_pass.memo["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
-                (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
-                sublayer_output = self.get_submodule(name)(
-                    self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass
+                (sublayer_input,) = self.get_submodule(f"{sublayer_name}_residual")(sums, x) if block_count else (x,)
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    self.get_submodule(f"{sublayer_name}_pre_norm")(sublayer_input), forward_pass
                 )
-                starts_block = name == "self_attn" and spec.starts_block
+                starts_block = sublayer_name == "self_attn" and spec.starts_block
                 if starts_block:
                     forward_pass.memo["block_sums"] = [*sums, x]
                 x = sublayer_output if starts_block else x + sublayer_output

@@ -101,13 +101,15 @@ class BottleneckLayer(WholeLayer):
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
-    def _into_bottleneck(self, recorder: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _into_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
-        return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
+        return recorder.part(
+            f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, narrow_axis, bias=True)
+        )
 
-    def _normed_sum(self, recorder: Flow, name: str, x: Value, sublayer_output: Value) -> Value:
+    def _normed_sum(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 
@@ -174,13 +176,13 @@ def _reference_class() -> type[nn.Module]:
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
         def _add_bottleneck_input(
-            self, name: str, norm: Component, wide_width: int, inner_context: ModelProperties
+            self, bottleneck_name: str, norm: Component, wide_width: int, inner_context: ModelProperties
         ) -> None:
-            self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
-            self.add_module(f"{name}_norm", norm.reference(inner_context))
+            self.add_module(bottleneck_name, nn.Linear(wide_width, inner_context.hidden_size))
+            self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_context))
 
-        def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
+        def _into_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
+            return self.get_submodule(f"{bottleneck_name}_norm")(self.get_submodule(bottleneck_name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             narrow_states = self._into_bottleneck("bottleneck", x)

@@ -57,7 +57,9 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
         named_inputs = zip(("key", "value"), kv_inputs, strict=False)
-        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, kv_input) for name, kv_input in named_inputs]
+        kv_inputs = [
+            recorder.part(f"self_attn_{input_name}_norm", self.norm, kv_input) for input_name, kv_input in named_inputs
+        ]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
         attention_output = recorder.part(
             "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs
@@ -71,8 +73,12 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         recorder.hold(x=x)
         return x
 
-    def _sublayer_inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
-        return record_mix(recorder, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
+    def _sublayer_inputs(
+        self, recorder: Flow, sublayer_name: str, x: Value, block_count: int, queries: int
+    ) -> list[Value]:
+        return record_mix(
+            recorder, f"{sublayer_name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -114,18 +120,18 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
             weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for name, component, block_count, stream_count in (
+            for sublayer_name, component, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
-                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+                    self.add_module(f"{sublayer_name}_residual", mix(weightless, model_properties, True, stream_count))
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{name}_conv", convolution)
-            for name in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer_name}_conv", convolution)
+            for sublayer_name in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{sublayer_name}_norm", spec.norm.reference(model_properties))
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
@@ -135,8 +141,8 @@ def _reference_class() -> type[nn.Module]:
             )
             query, *kv_inputs = inputs
             kv_inputs = [
-                component(f"self_attn_{name}_norm")(kv_input)
-                for name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{input_name}_norm")(kv_input)
+                for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
             return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 

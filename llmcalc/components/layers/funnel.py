@@ -54,24 +54,32 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, dim)
-        k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, head_dim)
+        k, v = (
+            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
+            for projection_name in ("k_proj", "v_proj")
+        )
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
+            for projection_name in ("position", "segment")
         )
         by_distance = recorder.core(
-            "distances", ops.SharedTableScores(num_heads, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances",
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
+            position_q,
+            r,
+            axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        tables = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         by_segment = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
             segment_q,
             tables,
             axes=(heads,),
@@ -200,8 +208,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.q_proj = nn.Linear(hidden, width, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden, width), nn.Linear(hidden, width)
             self.r_proj = nn.Linear(hidden, width, bias=False)
-            for name in ("content_bias", "position_bias", "segment_bias"):
-                self.add_module(name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
+            for bias_name in ("content_bias", "position_bias", "segment_bias"):
+                self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
             self.distances, self.segment_scores, self.core = Scores(), Scores(), Core()
             self.o_proj = nn.Linear(width, hidden)
@@ -221,15 +229,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = angles_of(distances * step, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             r = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
-            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
+            biases = (
+                getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
+            )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
             index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, r).gather(-1, index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attention_output = self.core(
+                content_q, k, v, distance_scores + segment_scores[..., 1:]
+            )  # all tokens are in one segment
+            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -283,9 +295,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 queries + apply_dropout(self, "attention_output", attention_output)
             )
             network_output = apply_dropout(self, "feed_forward", self.mlp(attention_output, forward_pass))
-            out: Tensor = self.mlp_post_norm(attention_output + network_output)
+            layer_output: Tensor = self.mlp_post_norm(attention_output + network_output)
             if self.spec.ends_first_block:
-                forward_pass.memo["first block"] = out
-            return out
+                forward_pass.memo["first block"] = layer_output
+            return layer_output
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -147,17 +147,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+            for sublayer_name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
-                self.add_module(f"{name}_connection", connection)
+                self.add_module(f"{sublayer_name}_connection", connection)
                 self.add_module(component.node_name, component.reference(model_properties))
-                self.sublayers.append((f"{name}_connection", component.node_name))
+                self.sublayers.append((f"{sublayer_name}_connection", component.node_name))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
-            for connection, name in self.sublayers:
+            for connection, sublayer_name in self.sublayers:
                 mean, written = self.get_submodule(connection)(x)
-                x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
+                x = x + written[..., None] * self.get_submodule(sublayer_name)(mean, forward_pass)[:, :, None]
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]

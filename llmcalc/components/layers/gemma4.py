@@ -84,12 +84,14 @@ class Gemma4Layer(WholeLayer):
             x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
+    def _between_norms(
+        self, recorder: Flow, sublayer_name: str, component: Any, x: Value, **router_input: Any
+    ) -> Value:
         """Returns the output of a sublayer with norms before and after."""
         sublayer_output = recorder.part(
-            name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input
+            sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x), **router_input
         )
-        return recorder.part(f"{name}_post_norm", self.norm, sublayer_output)
+        return recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -128,19 +130,26 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Gemma4Layer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.scale = Scale()
-            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+            for sublayer_name, component in (
+                ("self_attn", spec.attention),
+                ("dense", spec.dense),
+                ("mlp", spec.feed_forward),
+            ):
                 if isinstance(component, Component):
-                    self.add_module(name, component.reference(model_properties))
-                    self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
+                    self.add_module(sublayer_name, component.reference(model_properties))
+                    self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
             if spec.dense is not None:
                 self.sum_post_norm = spec.norm.reference(model_properties)
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _between_norms(self, name: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor) -> Tensor:
+        def _between_norms(
+            self, sublayer_name: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor
+        ) -> Tensor:
             pre_norm, component, post_norm = (
-                self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
+                self.get_submodule(module_name)
+                for module_name in (f"{sublayer_name}_pre_norm", sublayer_name, f"{sublayer_name}_post_norm")
             )
             return post_norm(component(pre_norm(x), forward_pass, **router_input))
 

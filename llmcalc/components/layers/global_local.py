@@ -130,7 +130,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second
@@ -138,7 +138,9 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
@@ -257,8 +259,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden, hidden, bias=False))
             self.core = Core(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -267,8 +269,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             attention_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
             attention_output = self.get_submodule("o_proj")(attention_output)
@@ -281,8 +283,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: GlobalLocalLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.count = spec.attention.num_global_tokens
-            for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(model_properties))
+            for norm_name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
+                self.add_module(norm_name, spec.norm.reference(model_properties))
             self.self_attn = spec.attention.reference(model_properties)
             self.mlp = spec.feed_forward.reference(model_properties)
 

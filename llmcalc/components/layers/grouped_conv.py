@@ -55,12 +55,12 @@ class GroupedConvLayer(PreNormLayer):
             )
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed = recorder.part(f"{name}_pre_norm", self.norm, x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            normed = recorder.part(f"{sublayer_name}_pre_norm", self.norm, x)
             sides, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             groups = Axis("groups", exact_div(x.width, self.conv_group_size))
             channels = groups, Axis("channels", self.conv_group_size)
-            with recorder.scope(f"{name}_conv", kind="convolution"):
+            with recorder.scope(f"{sublayer_name}_conv", kind="convolution"):
                 base_rows = [
                     [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
                     for side in range(2)
@@ -68,7 +68,7 @@ class GroupedConvLayer(PreNormLayer):
                 computed_kernels = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
-            residual_branch = recorder.part(name, component, residual_branch)
+            residual_branch = recorder.part(sublayer_name, component, residual_branch)
             x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
@@ -124,10 +124,10 @@ def _reference_class() -> type[nn.Module]:
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
-        out = kernel[..., 0, :] * x
+        convolved = kernel[..., 0, :] * x
         for tap in range(1, kernel.shape[-2]):
-            out = out + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
-        return out
+            convolved = convolved + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
+        return convolved
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
@@ -138,10 +138,12 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn_conv, self.mlp_conv = Kernels(*sizes), Kernels(*sizes)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                normed = self.get_submodule(f"{name}_pre_norm")(x)
-                kernels = self.get_submodule(f"{name}_conv")(normed)
-                sublayer_output = self.get_submodule(name)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+            for sublayer_name in ("self_attn", "mlp"):
+                normed = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer_name}_conv")(normed)
+                sublayer_output = self.get_submodule(sublayer_name)(
+                    convolve(normed, kernels[..., 0, :, :]), forward_pass
+                )
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

@@ -83,12 +83,12 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.mixers_pre_norm = spec.norm.reference(model_properties)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            for name, component in (
+            for mixer_name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                self.add_module(name, component.reference(model_properties))
+                self.add_module(mixer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             normed = self.mixers_pre_norm(x)

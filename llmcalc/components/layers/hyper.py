@@ -67,20 +67,22 @@ class HyperLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
+        for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
+                recorder, f"{sublayer_name}_connection", x
+            )
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            sublayer_output = self._record_sublayer(recorder, name, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
             x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
         return x
 
-    def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, sublayer_name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
-        with recorder.scope(name, kind="residual"):
+        with recorder.scope(sublayer_name, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
                 recorder, x, JoinedShapes(((streams,), (streams,), *mixing_axes))
             )
@@ -134,11 +136,13 @@ class HyperStreams(CopiedStreams):
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(recorder: Flow, x: Value, out: JoinedShapes) -> tuple[Value, ...]:
+def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
     """Records one projection of all streams and splits the result; each part has a scale and offsets."""
-    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
-    weight_parts = tuple(Value(x.rows, component) for component in out.parts)
-    recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
+    weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
+    recorder.record(
+        "core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(output_axes.size, len(output_axes.parts))
+    )
     return weight_parts
 
 
@@ -215,15 +219,15 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for name in ("self_attn", "mlp"):
-                self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
+            for sublayer_name in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer_name}_connection", self.connection(spec, model_properties.hidden_size))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
+            for sublayer_name in ("self_attn", "mlp"):
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer_name}_connection")(
                     x, forward_pass
                 )
-                sublayer_output = self._sublayer_output(name, sublayer_input, forward_pass)
+                sublayer_output = self._sublayer_output(sublayer_name, sublayer_input, forward_pass)
                 x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 

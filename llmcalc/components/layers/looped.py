@@ -75,11 +75,11 @@ class LoopedAttention(GroupedQueryMixer):
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim = Axis("head_dim", self.head_dim)
+        head_dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
-        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, dim), self.position)
-        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
-        v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
+        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, head_dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, head_dim), self.position)
+        v = self._project(recorder, "v_proj", x, role, kv_heads, head_dim)
         if is_second:
             attention_output = self._mixed_attention(recorder, q, k, v)
         else:
@@ -90,17 +90,19 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(out=attention_output)
         return self._project(recorder, "o_proj", attention_output, role, *x.axes)
 
-    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | JoinedShapes) -> Value:
-        with recorder.scope(name, role=role):
-            return recorder.linear("", x, *out, bias=self.attention_bias)
+    def _project(
+        self, recorder: Flow, projection_name: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
+    ) -> Value:
+        with recorder.scope(projection_name, role=role):
+            return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
-    def _attend(self, recorder: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
+    def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
         heads = q.axes[0]
         recorder.hold(q=q, k=k, v=v)
         assert isinstance(heads, Axis)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        return recorder.attention(name, q, k, v, causal=True, window=window)
+        return recorder.attention(core_name, q, k, v, causal=True, window=window)
 
     def _mixed_attention(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
@@ -215,13 +217,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 first_k, first_v = forward_pass.memo[self.first_loop[0]]
                 global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
                 k, v = self.loop_cache(forward_pass, k, v)
-                out = gate * global_output + (1 - gate) * self._attend(
+                attention_output = gate * global_output + (1 - gate) * self._attend(
                     self.core, q, k, v, forward_pass, spec.loop_window_size
                 )
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
-                out = self._attend(self.core, q, k, v, forward_pass, None)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+                attention_output = self._attend(self.core, q, k, v, forward_pass, None)
+            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""

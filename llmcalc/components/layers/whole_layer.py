@@ -37,9 +37,9 @@ class WholeLayer(Layer):
             )
         return self
 
-    def _record_sublayer(self, recorder: Flow, name: str, component: Any, x: Value) -> Value:
+    def _record_sublayer(self, recorder: Flow, sublayer_name: str, component: Any, x: Value) -> Value:
         """Records the preceding norm and the sublayer, and returns the output."""
-        return recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.part(sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x))
 
 
 class PreNormLayer(WholeLayer):
@@ -67,12 +67,12 @@ def pre_norm_class() -> Any:
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+            for sublayer_name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer_name, component.reference(model_properties))
 
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _sublayer_output(self, sublayer_name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of a sublayer with a preceding norm."""
-            return self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+            return self.get_submodule(sublayer_name)(self.get_submodule(f"{sublayer_name}_pre_norm")(x), forward_pass)
 
     return PreNormReference

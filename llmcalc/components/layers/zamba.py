@@ -98,8 +98,8 @@ class SharedBlock(Part):
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, out: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, out, other_adapters)
+        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
@@ -124,11 +124,11 @@ class SharedBlock(Part):
         gated = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
         return recorder.linear("down_proj", gated, *x.axes, bias=network.down_bias)
 
-    def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+    def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
         def record_projections() -> Value:
-            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *output_axes)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as adapters_scope:
@@ -274,8 +274,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for name, child in spec.feed_forward.reference(model_properties).named_children():
-                self.add_module(name, child)
+            for child_name, child in spec.feed_forward.reference(model_properties).named_children():
+                self.add_module(child_name, child)
             if spec.adapter_rank is not None:
                 self.adapters = build_adapters(
                     spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
@@ -298,11 +298,11 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
-            for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear: Any = getattr(self.self_attn, name)
+            for projection_name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                linear: Any = getattr(self.self_attn, projection_name)
                 setattr(
                     self.self_attn,
-                    name,
+                    projection_name,
                     Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
@@ -335,9 +335,9 @@ def _reference_class() -> type[nn.Module]:
                 stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
+                module_path, _, parameter_name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(module_path), name, parameter)
+                    setattr(self.transformer.get_submodule(module_path), parameter_name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

@@ -341,17 +341,17 @@ class Attention(TokenMixer):
         value_input: the input of the values where it is not that of the keys.
         """
         a, k, d = self.sizes(x.width)
-        heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
-        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        heads, kv_heads, head_dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
-        q = self._normed_and_rotated(recorder, projected, "q_norm", dim)
-        for name in self.idle_projections:
-            with recorder.scope(name, role="idle"):
-                recorder.linear("", x, heads, dim, bias=self.q_bias)
+        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
+        q = self._normed_and_rotated(recorder, projected, "q_norm", head_dim)
+        for projection_name in self.idle_projections:
+            with recorder.scope(projection_name, role="idle"):
+                recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, head_dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -422,23 +422,23 @@ class Attention(TokenMixer):
         return attention_output
 
     def _projected_heads(
-        self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
+        self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
-        with recorder.scope(name):
-            return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
+            return recorder.linear(projection_name, x, *output_axes, bias=bias, fused=self.fused_qkv)
+        with recorder.scope(projection_name):
+            return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
+    def _normed_and_rotated(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
             assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (dim,)
+            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
-            return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
+            return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
         x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
@@ -449,7 +449,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        dim: Axis,
+        head_dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -458,22 +458,24 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (shared for shared in reversed(computed_keys_and_values) if self._can_share_with(shared[0]))
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
+            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
+                *recorder.rank_part((heads, value_axis))
+            )
         with recorder.function():
-            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", dim)
+            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -519,10 +521,10 @@ class Attention(TokenMixer):
 
     def describe(self, hidden_size: int) -> str:
         a, k, d = self.sizes(hidden_size)
-        name = "MHA" if k == a else "MQA" if k == 1 else "GQA"
+        attention_kind = "MHA" if k == a else "MQA" if k == 1 else "GQA"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
+        return f"{attention_kind} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -606,8 +608,8 @@ def _reference_class() -> type[nn.Module]:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
-            for name in spec.idle_projections:
-                self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
+            for projection_name in spec.idle_projections:
+                self.add_module(projection_name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -800,14 +802,18 @@ def _reference_class() -> type[nn.Module]:
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                out = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attention_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
-                out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
-            out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
-            out = self.head_norm(out) if hasattr(self, "head_norm") else out
+                attention_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+            attention_output = (
+                attention_output if convolved_values is None else attention_output + convolved_values
+            ).transpose(1, 2)
+            attention_output = self.head_norm(attention_output) if hasattr(self, "head_norm") else attention_output
             if hasattr(self, "gate_proj"):
-                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
-            concatenated_heads = out.flatten(2)
+                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
+                    -1, (self.heads, -1)
+                )
+            concatenated_heads = attention_output.flatten(2)
             return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

@@ -115,14 +115,15 @@ class BlockIndexer(Part):
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""
-        heads, dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
+                position,
             )
             recorder.hold(q=q)
-            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, dim), self.norm), position)
+            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), self.norm), position)
             (keys,) = recorder.cache("cache", "indexer", keys)
             recorder.hold(k=keys)
             return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)

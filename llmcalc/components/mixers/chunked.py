@@ -64,7 +64,7 @@ class ChunkedAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, size = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         if self.num_hashes is None:
-            q, k = (recorder.linear(name, x, heads, size) for name in ("q_proj", "k_proj"))
+            q, k = (recorder.linear(projection_name, x, heads, size) for projection_name in ("q_proj", "k_proj"))
         else:
             q = recorder.linear("qk_proj", x, heads, size)
             k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (size,))
@@ -150,8 +150,8 @@ def _reference_class() -> type[nn.Module]:
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
             hidden, width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             names = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
-            for name in names:
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            for projection_name in names:
+                self.add_module(projection_name, nn.Linear(hidden, width, bias=False))
             self.names = names
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
@@ -159,7 +159,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, *k, v = (
-                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for name in self.names
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in self.names
             )
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])

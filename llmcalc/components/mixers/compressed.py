@@ -53,14 +53,14 @@ class CompressedAttention(EntryAttention):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         return self
 
-    def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
-        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (dim,))
+    def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
+        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None
-        entries = self._all_entries(recorder, "compressor", x, dim, rope)
+        entries = self._all_entries(recorder, "compressor", x, head_dim, rope)
         recorder.hold(entries=entries)
         mask = recorder.whole_entries(q, entries, self.compress_rate)
         recorder.hold(seen=mask)
@@ -74,10 +74,10 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
         """Selects the entries for each token's attention. mask: the visible entries."""
-        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
-            entries = self._all_entries(recorder, "compressor", x, dim, rope)
-            q = recorder.linear("q_proj", compressed_query, heads, dim)
+            entries = self._all_entries(recorder, "compressor", x, index_dim, rope)
+            q = recorder.linear("q_proj", compressed_query, heads, index_dim)
             recorder.hold(entries=entries, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
@@ -92,12 +92,12 @@ class CompressedAttention(EntryAttention):
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_entries(self, recorder: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens up to now, of width `dim`."""
+    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope) -> Value:
+        """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
-        series_axes: Shape = (JoinedShapes(((dim,), (dim,))),) if self.overlap else (dim,)
-        with recorder.scope(name):
+        series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
+        with recorder.scope(compressor_name):
             projections = (
                 self._entry_projection(recorder, "kv_proj", x, series_axes),
                 self._entry_projection(recorder, "gate_proj", x, series_axes),
@@ -109,23 +109,23 @@ class CompressedAttention(EntryAttention):
             gate = recorder.add(gate, recorder.vector("position_bias", rate, *series_axes, count=rate.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._with_last_window(recorder, kv, gate, rate, dim, x.rows)
+                kv, gate = self._with_last_window(recorder, kv, gate, rate, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
             entries = recorder.rope(entries, rope, row_stride=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            op = ops.EntryCache(head_dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
             return recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _with_last_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate: Axis, head_dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
         window_rows = JoinedShapes(((rate,), (rate,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(series_value, (rate, dim), (rate, dim)) for series_value in (kv, gate)
+                recorder.split(series_value, (rate, head_dim), (rate, head_dim)) for series_value in (kv, gate)
             )
             zeros = (
                 recorder.zeros(delayed_series, state="last_window"),
@@ -133,21 +133,23 @@ class CompressedAttention(EntryAttention):
             )
             first_window, first_gate = (recorder.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.LastWindow(dim.size, rate.size, rows=tokens)
+            op = ops.LastWindow(head_dim.size, rate.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
-            return recorder.cat(delayed_window, current_series, axes=(window_rows, dim)), recorder.cat(
-                delayed_gate, current_gate, axes=(window_rows, dim)
+            return recorder.cat(delayed_window, current_series, axes=(window_rows, head_dim)), recorder.cat(
+                delayed_gate, current_gate, axes=(window_rows, head_dim)
             )
 
-    def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
-        op = ops.EntryLinear(x.width, recorder.element_count(out), rows=x.rows, rate=self.compress_rate)
-        weight = Weight(name, out, x.axes)
-        return recorder.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
+        op = ops.EntryLinear(x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate)
+        weight = Weight(projection_name, output_axes, x.axes)
+        return recorder.step(
+            "linear", projection_name, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

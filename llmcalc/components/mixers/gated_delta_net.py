@@ -204,9 +204,9 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            out = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
+            recurrence_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
+            normed = self.norm(recurrence_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed.flatten(2))
 
     return GatedDeltaNetReference

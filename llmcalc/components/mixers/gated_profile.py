@@ -43,21 +43,31 @@ class GatedProfileAttention(ProfileAttention):
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
-        q = recorder.linear("q_proj", x, heads, dim)
+        head_dim, window, rank = (
+            Axis("head_dim", self.head_dim),
+            self.sliding_window,
+            Axis("profiles", self.relative_rank),
+        )
+        q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolved_heads(
-                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", token, kv_heads, dim), token
+                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
             )
-            for name, token in (
+            for letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
         )
-        profile_weights, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
+        profile_weights, gate = (
+            recorder.linear("r_proj", x, heads, rank),
+            recorder.linear("gate_proj", x, heads, head_dim),
+        )
         sinks = recorder.linear("sink_proj", x, heads)
-        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
-        keys, values = recorder.normalized(keys, WEIGHTLESS, (dim,)), recorder.normalized(values, WEIGHTLESS, (dim,))
+        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
+        keys, values = (
+            recorder.normalized(keys, WEIGHTLESS, (head_dim,)),
+            recorder.normalized(values, WEIGHTLESS, (head_dim,)),
+        )
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
@@ -74,19 +84,23 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(out=attention_output)
         return recorder.linear("o_proj", attention_output, *x.axes)
 
-    def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
+    def _convolved_heads(self, recorder: Flow, convolution_name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
 
         token: the vectors from which a part of the filter is computed.
         """
         if not self.dynamic_convolutions:
-            return add_convolution(recorder, name, x, self.conv_kernel_size)
-        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
-        with recorder.scope(name):
+            return add_convolution(recorder, convolution_name, x, self.conv_kernel_size)
+        (heads, head_dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        with recorder.scope(convolution_name):
             weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
-            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
+            weights = recorder.mul(
+                weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
+            )
+            recorder.state("conv_state", heads, head_dim, taps, kind="conv_state")
+            return recorder.add(
+                recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
+            )
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -164,10 +178,12 @@ def _reference_class() -> type[nn.Module]:
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = Core()
 
-        def _convolved_heads(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _convolved_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            convolved = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
+            convolved = self.get_submodule(f"{letter}_conv")(
+                self.get_submodule(f"{letter}_proj")(x), *token, forward_pass
+            )
             return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(

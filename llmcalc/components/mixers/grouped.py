@@ -67,10 +67,10 @@ class WindowedMixer(GroupedQueryMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def _heading(self, name: str, details: str = "") -> str:
+    def _heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
+        return f"{mixer_name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
 
     @property
     def cache_kind(self) -> str:
@@ -144,8 +144,8 @@ def grouped_reference_class() -> Any:
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=bias))
+            for projection_name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(projection_name, nn.Linear(hidden, width, bias=bias))
             self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:

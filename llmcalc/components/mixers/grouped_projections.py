@@ -58,10 +58,10 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
-            for name, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
+            recorder.conv(f"{letter}_proj", x, heads, head_dim, kernel=1, groups=groups, bias=True)
+            for letter, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
@@ -125,10 +125,10 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped_convolution(width: int, out: int, groups: int) -> nn.Module:
+def _grouped_convolution(width: int, output_width: int, groups: int) -> nn.Module:
     from torch import nn
 
-    return nn.Conv1d(width, out, 1, groups=groups)
+    return nn.Conv1d(width, output_width, 1, groups=groups)
 
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:

@@ -68,15 +68,15 @@ class Indexer(Part):
         query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
         """
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         query_input = query_latent if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         assert query_input is not None
-        q = recorder.linear("q_proj", query_input, heads, dim)
+        q = recorder.linear("q_proj", query_input, heads, index_dim)
         recorder.hold(small=query_input, q=q)
         if self.position_scale:
             q = scale_by_position(recorder, q, heads)
             recorder.hold(q=q)
-        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         keys = keys if position is None else recorder.rope(keys, position)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(weights=weights)

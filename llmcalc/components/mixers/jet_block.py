@@ -163,8 +163,8 @@ def _reference_class() -> type[nn.Module]:
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            recurrence_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            return self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
+            return self.o_proj((self.norm(recurrence_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

@@ -91,11 +91,12 @@ class KimiDeltaAttention(TokenMixer):
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
-        all_heads: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
+        all_heads: Shape = (heads, head_dim)
         kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((all_heads, all_heads, all_heads))
         u = recorder.cat(
-            *(recorder.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,)
+            *(recorder.linear(projection_name, x, *all_heads) for projection_name in ("q_proj", "k_proj", "v_proj")),
+            axes=(qkv_axes,),
         )
         u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
@@ -103,13 +104,15 @@ class KimiDeltaAttention(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         inputs = (q, k, v, self._record_log_decay(recorder, x, all_heads), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
-        rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         recurrence_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
         )
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        recurrence_output = recorder.norm("norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        recurrence_output = recorder.norm(
+            "norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,)
+        )
         return recorder.linear(
             "o_proj",
             recorder.mul(
@@ -198,8 +201,8 @@ def _reference_class() -> type[nn.Module]:
             names = (
                 (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
-            for name in names:
-                x = self.get_submodule(name)(x)
+            for projection_name in names:
+                x = self.get_submodule(projection_name)(x)
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
@@ -216,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            out = self.core(
+            attention_output = self.core(
                 self._split_heads(q),
                 self._split_heads(k),
                 self._split_heads(v),
@@ -225,7 +228,10 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass,
                 self.recurrent_state,
             )
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
+            normed = (
+                self.norm(attention_output.transpose(1, 2).to(x.dtype)).flatten(2)
+                * self._gate_projection("g", x).sigmoid()
+            )
             return self.o_proj(normed)
 
     return KimiDeltaAttentionReference

@@ -211,8 +211,10 @@ def _reference_class() -> type[nn.Module]:
             scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
             weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
             context_weights, weights = weights.split((context_latents.shape[1], latents.shape[1]), -1)
-            out = self.core(context_weights, context_latents[:, None]) + self.block_core(weights, latents[:, None])
-            out = self.kv_b_proj(out, absorbed_form="value")
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attention_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
+                weights, latents[:, None]
+            )
+            attention_output = self.kv_b_proj(attention_output, absorbed_form="value")
+            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 
     return LatentContextReference

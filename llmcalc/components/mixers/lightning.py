@@ -71,31 +71,34 @@ class LightningAttention(MultiHeadMixer):
             self.position.check_place(stack_position, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
-        q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q = self._normed_and_rotated(recorder, "q_norm", q, dim)
-        k = self._normed_and_rotated(recorder, "k_norm", k, dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, head_dim)
+        q, k, v = (
+            recorder.linear(projection_name, x, *all_heads, bias=self.qkv_bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
+        q = self._normed_and_rotated(recorder, "q_norm", q, head_dim)
+        k = self._normed_and_rotated(recorder, "k_norm", k, head_dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
-        core_sizes = q.axes[0].size, dim.size, x.rows
+        core_sizes = q.axes[0].size, head_dim.size, x.rows
         attention_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
             ),
             by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
         )
-        recorder.state("recurrent_state", heads, dim, dim)
+        recorder.state("recurrent_state", heads, head_dim, head_dim)
         attention_output = recorder.norm("norm", attention_output, Norm(type="rmsnorm", eps=1e-6))
         gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), attention_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
-        """Returns queries or keys after their norm and RoPE. name: the name of the norm."""
-        x = x if self.qk_norm is None else recorder.norm(name, x, self.qk_norm, (dim,))
+    def _normed_and_rotated(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+        """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
+        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (head_dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -141,12 +144,12 @@ def _reference_class() -> type[nn.Module]:
             heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
             state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
-            out = []
+            block_outputs = []
             for start in range(0, tokens, block_size):
                 qs, ks, vs = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
                     state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
-                    out.append(qs @ state)
+                    block_outputs.append(qs @ state)
                     continue
                 positions = torch.arange(qs.shape[2], device=q.device)[:, None]
                 decay_mask = (
@@ -156,10 +159,10 @@ def _reference_class() -> type[nn.Module]:
                     .to(q.dtype)
                 )
                 block_output = (qs @ ks.transpose(-1, -2) * decay_mask) @ vs
-                out.append(block_output + (qs * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                block_outputs.append(block_output + (qs * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
                 decayed_k = ks * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
                 state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ vs
-            return torch.cat(out, 2), state
+            return torch.cat(block_outputs, 2), state
 
     class LightningReference(nn.Module):
         """Lightning attention. x: [batch, tokens, hidden] → same shape."""
@@ -195,9 +198,9 @@ def _reference_class() -> type[nn.Module]:
             q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
-            out, state = self.core(q, k, v, stored_state)
+            attention_output, state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(forward_pass, state)
-            normed = self.norm(out.transpose(1, 2).flatten(2))
+            normed = self.norm(attention_output.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)
 
     return LightningReference

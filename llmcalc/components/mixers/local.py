@@ -74,11 +74,15 @@ class LocalAttention(MultiHeadMixer):
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
-        tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
+        tables = [
+            recorder.memo[table_name]
+            for table_name in ("relative_bias", "relative_bias_of_blocks")
+            if table_name in recorder.memo
+        ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
@@ -91,11 +95,13 @@ class LocalAttention(MultiHeadMixer):
             kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), block_size, x.rows, around=True)
-            for name in ("k_proj", "v_proj")
+            recorder.in_blocks(
+                recorder.linear(projection_name, kv_input, heads, head_dim), block_size, x.rows, around=True
+            )
+            for projection_name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
@@ -152,8 +158,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, width = spec, spec.num_attention_heads * spec.head_dim
-            for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(model_properties.hidden_size, width, bias=False))
+            for projection_name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection_name, nn.Linear(model_properties.hidden_size, width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = Sums()
             if spec.global_norm is not None:
@@ -238,9 +244,12 @@ def _reference_class() -> type[nn.Module]:
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
-            k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
+            k, v = (
+                self._keys_of_blocks(self.get_submodule(projection_name)(kv_input), tokens)
+                for projection_name in ("k_proj", "v_proj")
+            )
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
-            out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            return self.o_proj(out.flatten(2))
+            attention_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            return self.o_proj(attention_output.flatten(2))
 
     return LocalReference

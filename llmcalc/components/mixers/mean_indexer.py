@@ -53,14 +53,15 @@ class MeanIndexer(BlockIndexer):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
+                position,
             )
-            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
+            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, index_dim))
+            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), index_dim, mean=True)
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(

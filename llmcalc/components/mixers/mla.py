@@ -271,8 +271,8 @@ class MLA(TokenMixer):
             recorder.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
         return c, k_rope
 
-    def _normalize(self, recorder: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else recorder.norm(name, x, self.norm)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
 
     def _rotated(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
@@ -476,17 +476,21 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
+                attention_output = self.kv_b_proj(
+                    self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value"
+                )
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
-            out = out.transpose(1, 2)
+                attention_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+            attention_output = attention_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
+                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
+                    -1, (heads, -1)
+                )
             if gate is not None:
-                out = (out * gate.float().sigmoid()).to(out.dtype)
-            return self.o_proj(out.flatten(2))
+                attention_output = (attention_output * gate.float().sigmoid()).to(attention_output.dtype)
+            return self.o_proj(attention_output.flatten(2))
 
     return MLAReference

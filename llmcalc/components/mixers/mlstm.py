@@ -77,7 +77,7 @@ class MLSTM(TokenMixer):
         k = recorder.linear("k", x, heads, key_dim, bias=has_bias)
         v = recorder.linear("v", x, *values, bias=has_bias)
         entry, forget = (
-            recorder.act(recorder.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate")
+            recorder.act(recorder.linear(gate_name, x, heads, bias=True), "tanh") for gate_name in ("igate", "fgate")
         )
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
         memory_output = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
-            out, start, tokens = [], 0, q.shape[2]
+            chunk_outputs, start, tokens = [], 0, q.shape[2]
             while start < tokens:
                 step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
-                out.append(h)
+                chunk_outputs.append(h)
                 start += chunk_size
-            return torch.cat(out, 2), state
+            return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
@@ -183,22 +183,22 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             keys, values = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for name, width in (("q", keys), ("k", keys), ("v", values), ("ogate", values)):
-                self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
+            for projection_name, width in (("q", keys), ("k", keys), ("v", values), ("ogate", values)):
+                self.add_module(projection_name, nn.Linear(hidden, width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
             self.core, self.recurrent_state = Core(spec.chunk_size), state_class()()
             self.norm = norm_reference(Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), values, groups=heads)
             self.out_proj = nn.Linear(values, hidden, bias=has_bias)
 
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
+        def _split_heads(self, letter: str, x: Tensor) -> Tensor:
+            return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
-        def _gate(self, name: str, x: Tensor) -> Tensor:
+        def _gate(self, gate_name: str, x: Tensor) -> Tensor:
             cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
+            return cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(name, x) for name in "qkv")
+            q, k, v = (self._split_heads(letter, x) for letter in "qkv")
             stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:
                 stored_state = (

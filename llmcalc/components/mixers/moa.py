@@ -88,7 +88,7 @@ class MixtureOfAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        kv_heads, head_dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
         weights, top_experts = recorder.route(
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
@@ -96,12 +96,12 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(weights=weights, chosen=top_experts)
         rows = recorder.dispatch(x, top_experts, experts, top_k)
         recorder.hold(rows=rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", rows, experts, top_k, kv_heads, dim))
+        q = recorder.to_tokens(recorder.experts("q_proj", rows, experts, top_k, kv_heads, head_dim))
         recorder.hold(q=q)
-        q = recorder.rope(q.view(heads, dim, rows=x.rows), self.position)
+        q = recorder.rope(q.view(heads, head_dim, rows=x.rows), self.position)
         recorder.hold(q=q)
-        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, dim), self.position)
-        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, dim))
+        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, head_dim), self.position)
+        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, head_dim))
         recorder.hold(k=k, v=v)
         k = recorder.repeat(k, heads, tiled=True)
         recorder.hold(k=k)
@@ -110,7 +110,7 @@ class MixtureOfAttention(TokenMixer):
         attention_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attention_output)
         rows = recorder.dispatch(
-            attention_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attention_output.view(kv_heads, head_dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=rows)
         attention_output = recorder.combine(
@@ -175,10 +175,10 @@ def _reference_class() -> type[nn.Module]:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
-            out = self.core(q, k, v, mask).transpose(1, 2)
-            rows = dispatch.sort_by_expert(out.reshape(batch * tokens * top_k, -1))
-            out = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
-            return out + self.o_bias.weight
+            attention_output = self.core(q, k, v, mask).transpose(1, 2)
+            rows = dispatch.sort_by_expert(attention_output.reshape(batch * tokens * top_k, -1))
+            attention_output = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
+            return attention_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

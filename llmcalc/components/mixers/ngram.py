@@ -107,10 +107,13 @@ class NgramAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
         )
@@ -121,15 +124,15 @@ class NgramAttention(EqualHeadsMixer):
         )
         main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         attention_output = recorder.core(
-            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
+            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
         )
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
         prediction = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
         )
-        joined_streams = recorder.cat(attention_output, prediction, axes=(heads, dim), rows=x.rows)
+        joined_streams = recorder.cat(attention_output, prediction, axes=(heads, head_dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -178,18 +181,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: NgramAttention, hidden: int) -> None:
             super().__init__()
             self.spec, self.heads = spec, spec.num_attention_heads
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden, hidden))
             self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _project_streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, projection_name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected = self.get_submodule(name)(x).unflatten(
-                -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
+            projected = self.get_submodule(projection_name)(x).unflatten(
+                -1, (-1, self.heads) if projection_name[0] == "r" else (self.heads, -1)
             )
-            projected = projected.transpose(-1, -2) if name[0] == "r" else projected
+            projected = projected.transpose(-1, -2) if projection_name[0] == "r" else projected
             return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
@@ -200,7 +203,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection_name, x)
+                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
             key_count, end = q.shape[2], keys.shape[2]

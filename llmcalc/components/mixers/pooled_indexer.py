@@ -70,19 +70,19 @@ class PooledIndexer(Part):
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool = Axis("pool", self.index_kpool)
         assert query_latent is not None
         assert position is None
-        q = recorder.linear("q_proj", query_latent, heads, dim)
+        q = recorder.linear("q_proj", query_latent, heads, index_dim)
         recorder.hold(small=query_latent, q=q)
-        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
-        gate = recorder.linear("gate_proj", x, dim)
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
+        gate = recorder.linear("gate_proj", x, index_dim)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, count=pool.size))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(

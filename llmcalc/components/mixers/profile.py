@@ -75,13 +75,16 @@ class ProfileAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
+        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
         keys, values = (
             add_convolution(
-                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size
+                recorder,
+                f"{letter}_conv",
+                recorder.linear(f"{letter}_proj", x, kv_heads, head_dim),
+                self.conv_kernel_size,
             )
-            for name in ("k", "v")
+            for letter in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
@@ -96,8 +99,8 @@ class ProfileAttention(WindowedMixer):
         recorder.hold(out=attention_output)
         return recorder.linear("o_proj", attention_output, *x.axes)
 
-    def _normed(self, recorder: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else recorder.norm(name, x, self.norm, x.axes[1:])
+    def _normed(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])
 
     def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""

@@ -53,24 +53,29 @@ class RelativeAttention(MultiHeadMixer):
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
+        distance_keys = recorder.linear(
+            "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, head_dim
+        )
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
-        scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, head_dim, count=num_heads))
+        scores = ops.DistanceScores(num_heads, head_dim.size, x.rows, distance_rows)
         distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
         index = recorder.distances(q, k, clamped=False, shifted=True)
         recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
-        bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, head_dim, count=num_heads))
+        bias = recorder.scale(recorder.at_distance(distance_scores, index), head_dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         attention_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=attention_output)
         if self.segments:
-            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
+            recorder.vector("segment_bias", heads, head_dim, count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, head_dim, heads=heads, count=2, role="idle")
         return recorder.linear("o_proj", attention_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -106,8 +111,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
             self.has_segments = spec.segments
-            for name in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.bias and name != "r_proj"))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "r_proj"):
+                self.add_module(
+                    projection_name, nn.Linear(hidden, width, bias=spec.bias and projection_name != "r_proj")
+                )
             self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
@@ -115,8 +122,8 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.distances = softmax_core_class()(), Distances()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def _split_heads(self, projection_name: str, x: Tensor) -> Tensor:
+            return self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
@@ -133,7 +140,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (self._split_heads(projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             r = self._split_heads(
                 "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
@@ -141,7 +148,7 @@ def _reference_class() -> type[nn.Module]:
             positions = forward_pass.positions(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
-            out = self.core(q, k, v, bias=bias)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attention_output = self.core(q, k, v, bias=bias)
+            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 
     return RelativeReference

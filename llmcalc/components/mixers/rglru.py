@@ -105,8 +105,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
-            out = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
-            return out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
+            block_outputs = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
+            return block_outputs.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
 
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""

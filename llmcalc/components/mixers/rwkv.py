@@ -55,8 +55,8 @@ class RwkvTimeMix(TokenMixer):
         channels = Axis("channels", self.attention_hidden_size)
         previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(name, token_shift(recorder, x, previous_token, name), channels)
-            for name in ("key", "value", "receptance")
+            recorder.linear(projection_name, token_shift(recorder, x, previous_token, projection_name), channels)
+            for projection_name in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
@@ -130,9 +130,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             width = spec.attention_hidden_size
             self.time_decay = vector(torch.linspace(-5.0, 3.0, width))
             self.time_first = vector(torch.linspace(-1.0, 0.5, width))
-            for name in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            for projection_name in ("key", "value", "receptance"):
+                self.add_module(f"time_mix_{projection_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(projection_name, nn.Linear(hidden, width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
@@ -144,11 +144,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             numerator, denominator, largest_exponent = (
                 (zero, zero, zero - 1e30) if stored_state is None else stored_state
             )
-            out = []
+            token_outputs = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
                 peak = torch.maximum(largest_exponent, key + bonus)
                 state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
-                out.append(
+                token_outputs.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
                 peak = torch.maximum(largest_exponent + decay, key)
@@ -159,13 +159,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     peak,
                 )
             self.recurrent_state.keep(forward_pass, numerator, denominator, largest_exponent)
-            return torch.stack(out, 1)
+            return torch.stack(token_outputs, 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(mix_tokens(x, previous_token, getattr(self, f"time_mix_{name}").weight))
-                for name in ("key", "value", "receptance")
+                self.get_submodule(projection_name)(
+                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection_name}").weight)
+                )
+                for projection_name in ("key", "value", "receptance")
             )
             return self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
 

@@ -58,12 +58,14 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES}
+        inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
-        receptance, key, value = (recorder.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
+        receptance, key, value = (
+            recorder.linear(f"{input_name}_proj", inputs[input_name], *all_heads) for input_name in ("r", "k", "v")
+        )
         decay = recorder.act(
             self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid"
         )
@@ -76,9 +78,9 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
         key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
-        scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
+        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
             wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads)))
@@ -86,11 +88,11 @@ class Rwkv7TimeMix(TokenMixer):
         return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
     def _low_rank(
-        self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
+        self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
-        low_rank = recorder.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
-        return recorder.linear(f"{name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+        low_rank = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
+        return recorder.linear(f"{module_name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
@@ -142,14 +144,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         ) -> tuple[Tensor, Tensor]:
             r, k, v, removal_key, rate = (t.float() for t in (r, k, v, removal_key, rate))
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            out = []
+            token_outputs = []
             for token in range(r.shape[1]):
                 removed_value = state @ -removal_key[:, token, :, :, None]
                 correction = removed_value * (removal_key * rate)[:, token, :, None, :]
                 update = v[:, token, :, :, None] * k[:, token, :, None, :]
                 state = state * decay[:, token, :, None, :] + update + correction
-                out.append((state @ r[:, token, :, :, None])[..., 0])
-            return torch.stack(out, 1), state
+                token_outputs.append((state @ r[:, token, :, :, None])[..., 0])
+            return torch.stack(token_outputs, 1), state
 
     class TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
@@ -161,13 +163,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec = spec
             width = spec.num_heads * spec.head_dim
-            for name in inputs_of_projections:
-                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
-            for name in ("r", "k", "v"):
-                self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
-            for name, rank in self._projection_ranks().items():
-                self.add_module(f"{name}_lora_a", nn.Linear(hidden, rank, bias=False))
-                self.add_module(f"{name}_lora_b", nn.Linear(rank, width, bias=name != "g"))
+            for input_name in inputs_of_projections:
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+            for input_name in ("r", "k", "v"):
+                self.add_module(f"{input_name}_proj", nn.Linear(hidden, width, bias=False))
+            for input_name, rank in self._projection_ranks().items():
+                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden, rank, bias=False))
+                self.add_module(f"{input_name}_lora_b", nn.Linear(rank, width, bias=input_name != "g"))
             self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
@@ -181,21 +183,27 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
             return ranks if spec.first else {**ranks, "v": spec.value_rank}
 
-        def _low_rank(self, name: str, x: Tensor) -> Tensor:
+        def _low_rank(self, input_name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
-            low_rank_input = self.get_submodule(f"{name}_lora_a")(x)
+            low_rank_input = self.get_submodule(f"{input_name}_lora_a")(x)
             low_rank_input = (
-                low_rank_input.tanh() if name == "w" else low_rank_input.sigmoid() if name == "g" else low_rank_input
+                low_rank_input.tanh()
+                if input_name == "w"
+                else low_rank_input.sigmoid()
+                if input_name == "g"
+                else low_rank_input
             )
-            return self.get_submodule(f"{name}_lora_b")(low_rank_input)
+            return self.get_submodule(f"{input_name}_lora_b")(low_rank_input)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
-                name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
+                input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in inputs_of_projections
             }
-            inputs = {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
-            r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
+            inputs = {
+                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
+            }
+            r, k, v = (self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:

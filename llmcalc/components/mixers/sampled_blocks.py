@@ -47,8 +47,11 @@ class SampledBlockAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        q, k, v = (
+            recorder.linear(projection_name, x, heads, head_dim, bias=True)
+            for projection_name in ("q_proj", "k_proj", "v_proj")
+        )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
         attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
@@ -132,14 +135,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden))
+            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection_name, nn.Linear(hidden, hidden))
             self.core = Core(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads = (
-                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
             )
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 

@@ -130,16 +130,16 @@ class SharedEntryAttention(EntryAttention):
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
         else:
-            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
+            latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
             lower_entries["entries"] = entries
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
@@ -156,16 +156,16 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(chosen=selection)
         return recorder.among(visible, selection, entries)
 
-    def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
+    def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
-            kv = recorder.linear("kv_proj", x, dim)
+            kv = recorder.linear("kv_proj", x, head_dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
-                gate = recorder.linear("gate_proj", x, dim)
+                gate = recorder.linear("gate_proj", x, head_dim)
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_rest(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
@@ -174,7 +174,7 @@ class SharedEntryAttention(EntryAttention):
             recorder.hold(latent=latent)
             entries = recorder.rope(latent, rope, row_stride=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            op = ops.EntryCache(head_dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _record_selection(
@@ -193,20 +193,20 @@ class SharedEntryAttention(EntryAttention):
         """
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo["entries"]
-        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), dim)
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), index_dim)
         else:
             with recorder.function():
-                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
+                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, index_dim), self.norm)
                 recorder.hold(new=keys)
                 keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
                 recorder.hold(new=keys)
-                keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
+                keys = recorder.keep_entries(ops.EntryCache(index_dim.size, self.compress_rate, 0, rows=x.rows), keys)
             lower_entries["keys"] = keys
             recorder.keep(keys=keys)
         recorder.hold(keys=keys)
-        q = recorder.linear("q_proj", compressed_query, heads, dim)
+        q = recorder.linear("q_proj", compressed_query, heads, index_dim)
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
@@ -235,7 +235,7 @@ class SharedEntryAttention(EntryAttention):
     def examples(cls) -> list[Self]:
         """Returns layers that compute their entries; an example of the stack has layers that share entries."""
         examples: Any = shared_entry_examples()
-        return [examples[name] for name in ("local", "computing", "finding")]
+        return [examples[example_name] for example_name in ("local", "computing", "finding")]
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
@@ -260,7 +260,7 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
         "reusing": {**shared, "index_topk": 2},
     }
-    return {name: local.model_copy(update=fields) for name, fields in changes.items()}
+    return {example_name: local.model_copy(update=fields) for example_name, fields in changes.items()}
 
 
 @cache

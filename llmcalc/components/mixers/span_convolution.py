@@ -58,19 +58,19 @@ class SpanConvolution(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        k = recorder.linear("k_proj", x, heads, dim, bias=True)
-        v = recorder.linear("v_proj", x, heads, dim, bias=True)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        k = recorder.linear("k_proj", x, heads, head_dim, bias=True)
+        v = recorder.linear("v_proj", x, heads, head_dim, bias=True)
         spans = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = recorder.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
-        q = recorder.linear("q_proj", x, heads, dim, bias=True)
+        span_keys = recorder.conv("span_proj", spans, heads, head_dim, kernel=1, bias=True)
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
         filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
         filters = recorder.act(filters, "softmax")
-        conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
+        conv_values = recorder.linear("conv_v_proj", x, heads, head_dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
         convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
-        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
+        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, head_dim))
         recorder.hold(convolved=convolved)
         recorder.mask(q, k, causal=False)
         attention_output = recorder.attention("core", q, k, v, causal=False)
@@ -78,7 +78,7 @@ class SpanConvolution(TokenMixer):
         joined_heads = recorder.cat(
             recorder.flat(attention_output),
             recorder.flat(convolved),
-            axes=(JoinedShapes(((heads, dim), (heads, dim))),),
+            axes=(JoinedShapes(((heads, head_dim), (heads, head_dim))),),
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 

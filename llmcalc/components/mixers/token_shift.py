@@ -19,12 +19,12 @@ def previous_tokens(recorder: Flow, x: Value) -> Value:
     return previous_token
 
 
-def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> Value:
+def token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str) -> Value:
     """Records the mix of each token with the previous token, with a learned weight per channel.
 
-    name: the end of the weight's name, `time_mix_…`.
+    input_name: the end of the weight's name, `time_mix_…`.
     """
-    mix_weight = recorder.vector(f"time_mix_{name}", *x.axes)
+    mix_weight = recorder.vector(f"time_mix_{input_name}", *x.axes)
     return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 

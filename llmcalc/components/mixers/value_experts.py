@@ -80,8 +80,8 @@ def _reference_class() -> type[nn.Module]:
             self.spec = spec
             experts, top_k = spec.num_experts, spec.num_experts_per_tok
             self.routing = spec.router.reference(model_properties, experts, top_k, experts)
-            for name, module in self.routing.modules.items():
-                self.add_module(name, module)
+            for module_name, module in self.routing.modules.items():
+                self.add_module(module_name, module)
             self.v_experts = expert_map_class()(experts, model_properties.hidden_size, width, False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

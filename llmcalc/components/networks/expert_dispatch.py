@@ -111,21 +111,21 @@ def expert_map_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
             if expert is None:
-                out = x @ self.weight.transpose(1, 2)
-                return out if self.bias is None else out + self.bias[:, None]
+                expert_outputs = x @ self.weight.transpose(1, 2)
+                return expert_outputs if self.bias is None else expert_outputs + self.bias[:, None]
             if group_ends is not None:
-                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
-                return out if self.bias is None else out + self.bias.index_select(0, expert)
+                expert_outputs = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
+                return expert_outputs if self.bias is None else expert_outputs + self.bias.index_select(0, expert)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
-                return out if self.bias is None else out + self.bias[expert]
-            out = x.new_zeros(x.shape[0], self.weight.shape[1])
+                expert_outputs = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
+                return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
+            expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
                 rows = (expert == i).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
                     x[rows], self.weight[i], None if self.bias is None else self.bias[i]
                 )
-                out = out.index_copy(0, rows, expert_output)
-            return out
+                expert_outputs = expert_outputs.index_copy(0, rows, expert_output)
+            return expert_outputs
 
     return ExpertMap

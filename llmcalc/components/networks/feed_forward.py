@@ -125,8 +125,8 @@ class FeedForward(SingleWidthNetwork):
     @property
     def usual_name(self) -> str:
         """The usual name of the network, such as `SwiGLU` or `GELU`."""
-        name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
-        return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
+        network_name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
+        return (GLU_NAMES.get(self.hidden_act) or f"gated {network_name}") if self.gated else network_name
 
     def activation(self) -> str:
         return self.usual_name
@@ -137,8 +137,8 @@ class FeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        features = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
+        projection_name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        features = recorder.linear(projection_name, x, ffn, bias=bias, fused=self.fused_gate)
         features = self._activate(recorder, features)
         if self.gated:
             up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
@@ -182,38 +182,38 @@ class FeedForward(SingleWidthNetwork):
         ]
 
 
-def act_on_up(recorder: Flow, name: str, x: Value) -> Value:
+def act_on_up(recorder: Flow, function_name: str, x: Value) -> Value:
     """Records the activation that follows an up projection; records nothing for the identity."""
-    return x if name == "identity" else recorder.act(x, name)
+    return x if function_name == "identity" else recorder.act(x, function_name)
 
 
-def activate(name: str, x: Tensor) -> Tensor:
+def activate(function_name: str, x: Tensor) -> Tensor:
     """Applies an activation function by its name."""
     import torch
     import torch.nn.functional as F
 
-    if name == "gelu_new":
+    if function_name == "gelu_new":
         return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
-    if name == "quick_gelu":
+    if function_name == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
-    if name == "situ":
+    if function_name == "situ":
         return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
-    if name == "clamped":
+    if function_name == "clamped":
         return x.clamp(-7.0, 7.0)
-    if name == "clamped_plus_one":
+    if function_name == "clamped_plus_one":
         return x.clamp(-7.0, 7.0) + 1
-    if name == "clamped_silu":
+    if function_name == "clamped_silu":
         return F.silu(x.clamp(max=7.0))
-    if name == "clamped_swish":
+    if function_name == "clamped_swish":
         clamped = x.clamp(max=7.0)
         return clamped * torch.sigmoid(clamped * 1.702)
-    if name == "relu2":
+    if function_name == "relu2":
         return F.relu(x).square()
-    if name == "gelu_tanh":
+    if function_name == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
-    if name == "identity":
+    if function_name == "identity":
         return x
-    return getattr(F, name)(x)
+    return getattr(F, function_name)(x)
 
 
 @cache
@@ -281,7 +281,7 @@ def _reference_class() -> type[nn.Module]:
                 if part_factors is None
                 else (activated.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            out: Tensor = self.down_proj(apply_dropout(self, "activation", activated))
-            return out * self.output_scale.weight if hasattr(self, "output_scale") else out
+            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", activated))
+            return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 
     return FeedForwardReference

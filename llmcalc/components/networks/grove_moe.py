@@ -76,16 +76,21 @@ class GroveMoE(Network):
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
-        return self.model_copy(update={name: network.widened(change) for name, network in networks.items()})
+        return self.model_copy(
+            update={network_name: network.widened(change) for network_name, network in networks.items()}
+        )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         group_outputs = []
-        for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
+        for network_name, network, axis in (
+            ("experts", self.expert, experts),
+            ("chunk_experts", self.adjugate_expert, groups),
+        ):
             rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
-            with recorder.scope(name, kind="experts", source=self.formula_source):
+            with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, rows, axis, top_k, x.axes)
             group_outputs.append(
                 recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights)

@@ -98,7 +98,7 @@ class Latent(Part):
             latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
         )
 
-    def project_back(self, recorder: Flow, latent_output: Value, out: Shape) -> Value:
+    def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
         """Records the optional norm of the experts' sum, and the projection from the latent width."""
         latent_output = (
             latent_output
@@ -106,7 +106,7 @@ class Latent(Part):
             else recorder.part("latent_output_norm", self.output_norm, latent_output)
         )
         recorder.hold(y=latent_output)
-        return recorder.linear("latent_out", latent_output, *out, bias=self.bias)
+        return recorder.linear("latent_out", latent_output, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
@@ -121,7 +121,11 @@ class Latent(Part):
         return {
             "latent_in": nn.Linear(width, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, width, bias=self.bias),
-            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
+            **{
+                norm_name: norm.reference(ModelProperties(latent))
+                for norm_name, norm in norms.items()
+                if norm is not None
+            },
         }
 
 
@@ -268,7 +272,9 @@ class MoE(Network):
         if self.latent is not None:
             raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
-        return self.model_copy(update={name: part.widened(change) for name, part in slots.items() if part is not None})
+        return self.model_copy(
+            update={slot_name: part.widened(change) for slot_name, part in slots.items() if part is not None}
+        )
 
     def borrowing_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
@@ -420,15 +426,17 @@ def expert_networks(
     rows: Value,
     experts: Axis,
     top_k: Number,
-    out: Shape,
+    output_axes: Shape,
     identities: bool = False,
     sliced: bool = False,
 ) -> Value:
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
-    def expert_linear(name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
-        return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
+    def expert_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
+        return recorder.experts(
+            projection_name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced
+        )
 
     if expert.gated:
         activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
@@ -440,7 +448,7 @@ def expert_networks(
         activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     activated = recorder.dropout(activated, "activation")
     recorder.hold(y=activated)
-    activated = expert_linear("down_proj", activated, *out, bias=expert.down_bias)
+    activated = expert_linear("down_proj", activated, *output_axes, bias=expert.down_bias)
     recorder.hold(y=activated)
     return activated
 
@@ -501,8 +509,8 @@ def routed_class() -> type[nn.Module]:
             super().__init__()
             self.routing = routing
             self.experts = ExpertsReference(expert, expert_count, width, identities)
-            for name, module in routing.modules.items():
-                self.add_module(name, module)
+            for module_name, module in routing.modules.items():
+                self.add_module(module_name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
@@ -560,11 +568,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.vision_experts is not None:
                 self.vision_experts = spec.vision_experts.reference(model_properties, expert_count, top_k)
             if spec.latent is not None:
-                for name, module in spec.latent.reference(model_properties).items():
-                    self.add_module(name, module)
+                for module_name, module in spec.latent.reference(model_properties).items():
+                    self.add_module(module_name, module)
             if spec.shared_scores is not None:
-                for name, module in spec.shared_scores.reference(model_properties).items():
-                    self.add_module(name, module)
+                for module_name, module in spec.shared_scores.reference(model_properties).items():
+                    self.add_module(module_name, module)
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(model_properties)
             if spec.shared_expert_gate:

@@ -127,8 +127,8 @@ class LinearRouter(Router):
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
         if (self.n_group is None) != (self.topk_group is None):
-            name = "n_group" if self.n_group is None else "topk_group"
-            raise ValueError(f"router.{name}: missing; expected both n_group and topk_group, or neither")
+            field_name = "n_group" if self.n_group is None else "topk_group"
+            raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
         groups, selected = self.groups
         if num_experts % groups:
             raise ValueError(

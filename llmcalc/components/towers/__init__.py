@@ -75,15 +75,15 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
     """
     readable: list[str] = []
     encoder_outputs: list[str] = []
-    for name, tower in towers.items():
+    for tower_name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
-            yield name, tower, []
-            readable = [name]
-            encoder_outputs.append(name)
+            yield tower_name, tower, []
+            readable = [tower_name]
+            encoder_outputs.append(tower_name)
         else:
-            yield name, tower, readable if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
-            readable = [*readable[:1], name]
-            encoder_outputs[-1:] = [name]
+            yield tower_name, tower, readable if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
+            readable = [*readable[:1], tower_name]
+            encoder_outputs[-1:] = [tower_name]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
@@ -111,11 +111,13 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
     outputs: dict[str, Value] = {}
     frames_of_model = recorder.frames
-    for name, tower, readable_towers in towers_before(towers):
+    for tower_name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         source = None if is_joined else _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
-        outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
+        outputs[tower_name] = recorder.part(
+            tower_name, tower, own_input if source is None else source.view(*own_input.axes)
+        )
     recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
     return outputs
 

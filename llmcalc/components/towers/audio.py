@@ -111,8 +111,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
             stack = spec.stack.reference(ModelProperties(spec.hidden_size, causal=False))
-            for name, child in stack.named_children():
-                self.add_module(name, child)
+            for child_name, child in stack.named_children():
+                self.add_module(child_name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:

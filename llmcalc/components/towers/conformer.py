@@ -69,15 +69,15 @@ class ConformerAttention(Part):
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
-        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), dim)
+        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
             chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
         attention_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
@@ -176,14 +176,16 @@ class Conformer(TowerPart):
         x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named feed-forward network's output."""
-        network_output = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
-        return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, network_output), 0.5))
+        network_output = recorder.part(
+            network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
+        )
+        return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, name: str, sublayer_output: Value) -> Value:
+    def _normalize_output(self, recorder: Flow, sublayer_name: str, sublayer_output: Value) -> Value:
         return (
-            recorder.part(f"{name}_post_norm", self.norm, sublayer_output)
+            recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
             if self.norm_placement == "sandwich"
             else sublayer_output
         )
@@ -324,16 +326,16 @@ def _reference_class() -> type[nn.Module]:
             context = ModelProperties(spec.hidden_size, causal=False)
             self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
-            for name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                if spec.norm_placement == "sandwich" and name != "convolution":
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(context))
+            for sublayer_name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
+                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(context))
+                if spec.norm_placement == "sandwich" and sublayer_name != "convolution":
+                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _normalize_output(self, name: str, sublayer_output: Tensor) -> Tensor:
+        def _normalize_output(self, sublayer_name: str, sublayer_output: Tensor) -> Tensor:
             return (
-                getattr(self, f"{name}_post_norm")(sublayer_output)
-                if hasattr(self, f"{name}_post_norm")
+                getattr(self, f"{sublayer_name}_post_norm")(sublayer_output)
+                if hasattr(self, f"{sublayer_name}_post_norm")
                 else sublayer_output
             )
 

@@ -206,8 +206,8 @@ def _reference_class() -> type[nn.Module]:
             self.up_proj, self.down_proj = nn.Linear(channels, inner_width), nn.Linear(inner_width, channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
-            return out
+            network_output: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
+            return network_output
 
     class Block(nn.Module):
         """A ConvNeXt block. x: [clips, channels, positions] → same shape."""
@@ -229,8 +229,8 @@ def _reference_class() -> type[nn.Module]:
         """A transposed convolution of earlier positions alone. input: [clips, channels, positions]."""
 
         def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-            out: Tensor = super().forward(input, output_size)
-            return out[..., : input.shape[2] * self.stride[0]]
+            upsampled: Tensor = super().forward(input, output_size)
+            return upsampled[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(parent: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage: int) -> None:
         module = nn.Module()
@@ -264,8 +264,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.conv_out(through_stages(self, x, self.stage_count))
-            return out
+            samples: Tensor = self.conv_out(through_stages(self, x, self.stage_count))
+            return samples
 
     class ConvNextReference(nn.Module):
         """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
@@ -287,9 +287,9 @@ def _reference_class() -> type[nn.Module]:
                 self.diffusion_head = spec.diffusion_head.reference(ModelProperties(spec.output_size))
 
         def forward(self, samples: Tensor) -> Tensor:
-            out: Tensor = self.conv_out(through_stages(self, samples.transpose(1, 2), self.stage_count))
+            latents: Tensor = self.conv_out(through_stages(self, samples.transpose(1, 2), self.stage_count))
             if hasattr(self, "latent_scale"):
-                out = (out + self.latent_bias.weight) * self.latent_scale.weight
-            return out.transpose(1, 2)
+                latents = (latents + self.latent_bias.weight) * self.latent_scale.weight
+            return latents.transpose(1, 2)
 
     return ConvNextReference

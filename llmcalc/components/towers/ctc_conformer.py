@@ -89,12 +89,12 @@ class CtcConformer(TowerPart):
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
                 x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for name, width, output_width in (
+            for projection_name, width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
                 unread = Value(x.rows, (Axis("width", width),), fixed=True)
-                recorder.linear(name, unread, Axis("hidden", output_width), bias=True, role="idle")
+                recorder.linear(projection_name, unread, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
     def _halves(self) -> Iterator[tuple[str, list[int]]]:
@@ -117,18 +117,22 @@ class CtcConformer(TowerPart):
         x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a network's output."""
-        network_output = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
+        network_output = recorder.part(
+            network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
+        )
         return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        frames, dim = x.rows, Axis("head_dim", self.head_dim)
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
         pairs = Table(name="distances", length=self.block * self.block)
-        recorder.table("distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=pairs, by="positions")
+        recorder.table(
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=pairs, by="positions"
+        )
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
         attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
         return recorder.linear("o_proj", attention_output.view(*attention_output.axes, rows=frames), *x.axes, bias=True)
@@ -207,10 +211,10 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
-            out: Tensor = self.o_proj(
+            attention_output: Tensor = self.o_proj(
                 heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
             )
-            return out
+            return attention_output
 
     class Convolution(nn.Module):
         """The convolution of a layer. x: [clips, frames, hidden] → same shape."""
@@ -227,8 +231,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             gated = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
             gated = functional.silu(self.norm(self.conv(functional.pad(gated, self.padding))))
-            out: Tensor = self.out_proj(gated).transpose(1, 2)
-            return out
+            convolved: Tensor = self.out_proj(gated).transpose(1, 2)
+            return convolved
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, hidden] → same shape."""
@@ -236,14 +240,22 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             properties = ModelProperties(spec.hidden_size)
-            for name in ("mlp_1", "mlp_2"):
-                self.add_module(name, spec.feed_forward.reference(properties))
+            for sublayer_name in ("mlp_1", "mlp_2"):
+                self.add_module(sublayer_name, spec.feed_forward.reference(properties))
             self.self_attn, self.convolution = Attention(spec), Convolution(spec)
-            for name in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(name, spec.norm.reference(properties))
+            for sublayer_name in (
+                "mlp_1_pre_norm",
+                "self_attn_pre_norm",
+                "convolution_pre_norm",
+                "mlp_2_pre_norm",
+                "norm",
+            ):
+                self.add_module(sublayer_name, spec.norm.reference(properties))
 
-        def _half_network(self, name: str, x: Tensor) -> Tensor:
-            return x + 0.5 * self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), ForwardPass())
+        def _half_network(self, network_name: str, x: Tensor) -> Tensor:
+            return x + 0.5 * self.get_submodule(network_name)(
+                self.get_submodule(f"{network_name}_pre_norm")(x), ForwardPass()
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = self._half_network("mlp_1", x)

@@ -126,10 +126,10 @@ class DiarizedEncoder(TowerPart):
         stacks["speakers.stack"] = self.speakers.stack, self.speakers.hidden_size
         if self.timestamps is not None:
             stacks["timestamps.stack"] = self.timestamps.stack, self.hidden_size
-        for name, (stack, width) in stacks.items():
+        for stack_name, (stack, width) in stacks.items():
             if stack.stem is not None:
-                raise ValueError(f"{name}.stem: the frames have a linear layer of their own; expected none")
-            stack.check_place(StackPosition(name, width, "encoder"))
+                raise ValueError(f"{stack_name}.stem: the frames have a linear layer of their own; expected none")
+            stack.check_place(StackPosition(stack_name, width, "encoder"))
         return self
 
     @property
@@ -200,8 +200,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, stack: Stack, width: int) -> None:
             super().__init__()
             layers = stack.reference(ModelProperties(width, causal=False))
-            for name, child in layers.named_children():
-                self.add_module(name, child)
+            for child_name, child in layers.named_children():
+                self.add_module(child_name, child)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def through_layers(self, x: Tensor) -> Tensor:
@@ -239,8 +239,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.classifier = nn.Linear(width, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.classifier(self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2)))
-            return out
+            timestamp_logits: Tensor = self.classifier(
+                self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2))
+            )
+            return timestamp_logits
 
     class SpeakerSinusoids(nn.Module):
         """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
@@ -270,7 +272,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             stacked = frames.unflatten(1, (-1, self.frames)).flatten(2)
             x = self.through_layers(self.patch_embedding(stacked))
             activity = self.speaker_norm((self.speakers(stacked) > 0.5).to(x.dtype))
-            out: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
-            return out
+            encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
+            return encoder_output
 
     return {"encoder": DiarizedReference, "speakers": SpeakerReference, "timestamps": TimestampReference}

@@ -104,8 +104,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale, gate = self.modulation(activate(self.spec.hidden_act, condition)).chunk(3, -1)
-            out: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
-            return out
+            layer_output: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
+            return layer_output
 
     class Output(nn.Module):
         """The linear layer to latents, after a norm that the condition scales and shifts."""
@@ -119,8 +119,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
-            out: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
-            return out
+            projected: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            return projected
 
     class DiffusionHeadReference(nn.Module):
         """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
             x, condition = self.latent_proj(latents), self.condition_proj(text_output) + step
             for layer in self.layers:
                 x = layer(x, condition)
-            out: Tensor = self.output(x, condition)
-            return out
+            prediction: Tensor = self.output(x, condition)
+            return prediction
 
     return DiffusionHeadReference

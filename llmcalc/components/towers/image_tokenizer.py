@@ -49,9 +49,9 @@ class ImageGeneration(Part):
         """Records the weights. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
-        for name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
+        for projection_name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
             for i, linear in enumerate(maps, 1):
-                x = linear.flow(recorder, x, f"{name}_{i}")
+                x = linear.flow(recorder, x, f"{projection_name}_{i}")
 
 
 class ImageTokenizer(TowerPart):
@@ -207,13 +207,15 @@ class ImageTokenizer(TowerPart):
         x = self._attend(recorder, "middle_attn", x, codes)
         return self._record_block(recorder, "middle_2", x, x.width, codes)
 
-    def _attend(self, recorder: Flow, name: str, x: Value, codes: Value | None) -> Value:
-        normed = self._normalize(recorder, f"{name}_norm", x, codes)
-        return recorder.add(x, recorder.part(name, self.attention, normed))
+    def _attend(self, recorder: Flow, attention_name: str, x: Value, codes: Value | None) -> Value:
+        normed = self._normalize(recorder, f"{attention_name}_norm", x, codes)
+        return recorder.add(x, recorder.part(attention_name, self.attention, normed))
 
-    def _record_block(self, recorder: Flow, name: str, x: Value, channels: Number, codes: Value | None = None) -> Value:
+    def _record_block(
+        self, recorder: Flow, block_name: str, x: Value, channels: Number, codes: Value | None = None
+    ) -> Value:
         """Records a residual block of two convolutions."""
-        with recorder.scope(name, kind="convolution"):
+        with recorder.scope(block_name, kind="convolution"):
             features = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
             features = self._convolve(recorder, "conv_1", features, channels)
             features = recorder.act(self._normalize(recorder, "norm_2", features, codes), "silu")
@@ -234,20 +236,26 @@ class ImageTokenizer(TowerPart):
                 x = recorder.add(x, features)
         return x
 
-    def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, codes: Value | None = None) -> Value:
         """Records a group norm, whose output a decoder scales and shifts by projections of the codes."""
         if codes is None:
-            return recorder.part(name, self.norm, x)
-        with recorder.scope(name):
+            return recorder.part(norm_name, self.norm, x)
+        with recorder.scope(norm_name):
             normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
             return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
-        self, recorder: Flow, name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
+        self,
+        recorder: Flow,
+        convolution_name: str,
+        x: Value,
+        channels: Number,
+        kernel: Number = 9,
+        rows: Rows | None = None,
     ) -> Value:
         """Records a convolution with a bias. kernel: the number of positions under its kernel."""
-        return recorder.conv(name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+        return recorder.conv(convolution_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
 
     def describe(self, hidden_size: int) -> str:
         return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"
@@ -376,13 +384,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, self.reads_codes = spec, reads_codes
 
-        def add_block(self, module: nn.Module, name: str, width: int, channels: int) -> int:
-            module.add_module(name, ResidualBlock(self.spec, width, channels, self.reads_codes))
+        def add_block(self, module: nn.Module, block_name: str, width: int, channels: int) -> int:
+            module.add_module(block_name, ResidualBlock(self.spec, width, channels, self.reads_codes))
             return channels
 
-        def add_attention(self, module: nn.Module, name: str, width: int) -> None:
-            module.add_module(f"{name}_norm", norm_of(self.spec, width, self.reads_codes))
-            module.add_module(name, self.spec.attention.reference(ModelProperties(width, causal=False)))
+        def add_attention(self, module: nn.Module, attention_name: str, width: int) -> None:
+            module.add_module(f"{attention_name}_norm", norm_of(self.spec, width, self.reads_codes))
+            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(width, causal=False)))
 
         def add_level(self, index: int, width: int, block_count: int) -> int:
             level, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[index]
@@ -406,9 +414,9 @@ def _reference_class() -> type[nn.Module]:
             for i in range(1, self.frame_block_count + 1):
                 self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
 
-        def attend(self, module: nn.Module, name: str, x: Tensor, *codes: Tensor) -> Tensor:
-            normed = module.get_submodule(f"{name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            z: Tensor = module.get_submodule(name)(normed, ForwardPass())
+        def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
+            normed = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
+            z: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
             return x + z.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
@@ -499,9 +507,12 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for name, maps, width in (("map", spec.maps, embed_dim), ("head", spec.head, spec.head_input_size)):
+            for projection_name, maps, width in (
+                ("map", spec.maps, embed_dim),
+                ("head", spec.head, spec.head_input_size),
+            ):
                 for i, linear in enumerate(maps, 1):
-                    self.add_module(f"{name}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
+                    self.add_module(f"{projection_name}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
                     width = linear.size
 
     class ImageTokenizerReference(nn.Module):

@@ -210,7 +210,7 @@ class MobileNet(TowerPart):
         with recorder.scope("fusion"):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
-    def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
+    def _record_group(self, recorder: Flow, group_name: str, x: Value, group: BlockGroup) -> Value:
         """Records the blocks of a group."""
 
         def record_blocks(block_input: Value) -> Value:
@@ -220,10 +220,10 @@ class MobileNet(TowerPart):
             return block_input
 
         if same(group.repeat, 1):
-            with recorder.scope(name, kind="layer"):
+            with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
         indices = range(group.repeat) if isinstance(group.repeat, int) else None
-        return recorder.layers(x, record_blocks, group.repeat, indices, name, kind="layer")
+        return recorder.layers(x, record_blocks, group.repeat, indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
@@ -284,7 +284,7 @@ class MobileNet(TowerPart):
     def _record_conv(
         self,
         recorder: Flow,
-        name: str,
+        convolution_name: str,
         x: Value,
         channels: Number,
         kernel: Number = 1,
@@ -299,9 +299,15 @@ class MobileNet(TowerPart):
         axes = x.axes if channels is None else (Axis("channels", channels),)
         groups = x.width if channels is None else 1
         x = recorder.conv(
-            name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+            convolution_name,
+            x,
+            *axes,
+            kernel=kernel * kernel,
+            groups=groups,
+            bias=bias,
+            rows=_strided_rows(x.rows, stride),
         )
-        x = recorder.part(f"{name}_norm", self.norm, x)
+        x = recorder.part(f"{convolution_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
@@ -391,22 +397,24 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.norm_spec, self.hidden_act = norm, hidden_act
 
-        def add_norm(self, name: str, channels: int) -> None:
-            self.add_module(name, self.norm_spec.reference(ModelProperties(channels)))
+        def add_norm(self, norm_name: str, channels: int) -> None:
+            self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+            self, convolution_name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
         ) -> int:
-            self.add_module(name, SameConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields))
-            self.add_norm(f"{name}_norm", channels)
+            self.add_module(
+                convolution_name, SameConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields)
+            )
+            self.add_norm(f"{convolution_name}_norm", channels)
             return channels
 
-        def normalize(self, name: str, x: Tensor) -> Tensor:
-            normed: Tensor = self.get_submodule(name)(x.permute(0, 2, 3, 1))
+        def normalize(self, norm_name: str, x: Tensor) -> Tensor:
+            normed: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
             return normed.permute(0, 3, 1, 2)
 
-        def convolve(self, name: str, x: Tensor, is_activated: bool = False) -> Tensor:
-            x = self.normalize(f"{name}_norm", self.get_submodule(name)(x))
+        def convolve(self, convolution_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
+            x = self.normalize(f"{convolution_name}_norm", self.get_submodule(convolution_name)(x))
             return activate(self.hidden_act, x) if is_activated else x
 
     class EdgeReference(GridModule):

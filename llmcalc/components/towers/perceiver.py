@@ -96,8 +96,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
             width = spec.hidden_size
-            for name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(ModelProperties(width)))
+            for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(width)))
             self.self_attn = spec.attention.reference(ModelProperties(width, causal=False, cross=True))
             self.mlp = spec.feed_forward.reference(ModelProperties(width))
 

@@ -49,14 +49,16 @@ class Map(Part):
     hidden_act: Activation = "identity"
     gated: Flag = False
 
-    def flow(self, recorder: Flow, x: Value, name: str) -> Value:
+    def flow(self, recorder: Flow, x: Value, map_name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
             gated_half, gate = recorder.split(
-                recorder.linear(name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+                recorder.linear(map_name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
             return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
-        return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
+        return _activate(
+            recorder, recorder.linear(map_name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act
+        )
 
 
 class Resampler(LearnedQueries):
@@ -261,9 +263,11 @@ class Projector(TowerPart):
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
 
-    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes) -> Value:
+    def _with_marks(
+        self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
+    ) -> Value:
         """Appends learned marker vectors to x."""
-        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
+        vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
@@ -333,8 +337,8 @@ class Projector(TowerPart):
         ]
 
 
-def _activate(recorder: Flow, x: Value, name: Activation) -> Value:
-    return x if name == "identity" else recorder.act(x, name)
+def _activate(recorder: Flow, x: Value, function_name: Activation) -> Value:
+    return x if function_name == "identity" else recorder.act(x, function_name)
 
 
 @cache
@@ -410,8 +414,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
                 stack = spec.stack.reference(ModelProperties(width, causal=False))
-                for name, child in stack.named_children():
-                    self.add_module(name, child)
+                for child_name, child in stack.named_children():
+                    self.add_module(child_name, child)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, ids: Tensor) -> Tensor:

@@ -96,26 +96,26 @@ class QFormer(LearnedQueries):
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
         """Records a layer. patches: what its queries read beside one another. rows: the queries of all windows."""
-        for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
+        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
             if memory is not None:
-                with recorder.scope(name, kind="attention"):
+                with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
                 x = x.view(*x.axes, rows=query_rows)
-                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+                x = recorder.part(f"{attention_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         sublayer_output = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
         """Records the attention of queries. rows: those that the projected queries are copied to."""
-        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
             recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
             for letter, projection_input in inputs.items()
         )
         if isinstance(rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, rows, rows)
             attention_output = recorder.core("", single_set, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
@@ -169,8 +169,8 @@ def _reference_class() -> type[nn.Module]:
                 for projection, projection_input in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            return out
+            attention_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return attention_output
 
     class Layer(nn.Module):
         """A layer. x: [windows, queries, hidden], patches: [windows, positions, width] → x's shape."""
@@ -181,15 +181,15 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = Attention(spec, spec.hidden_size)
             self.cross_attn = Attention(spec, spec.input_size) if reads_patches else None
             self.mlp = spec.feed_forward.reference(properties)
-            for name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{name}_post_norm", spec.norm.reference(properties))
+            for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
             if self.cross_attn is not None:
                 x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
-            out: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
-            return out
+            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
+            return layer_output
 
     class QFormerReference(nn.Module):
         """The Q-Former. x: [images, positions, width] → [images, queries of all windows, hidden]."""

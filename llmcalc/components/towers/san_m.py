@@ -150,9 +150,9 @@ def _reference_class() -> type[nn.Module]:
                 for projected in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            attention_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
             memory = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
-            return out + memory + values
+            return attention_output + memory + values
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""

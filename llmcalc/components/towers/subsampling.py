@@ -105,7 +105,7 @@ class Subsampling(Component):
         if self.standardize:
             mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
             x = recorder.mul(recorder.add(x, mean), scale)
-        out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
+        output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
@@ -130,7 +130,7 @@ class Subsampling(Component):
             convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
             convolved = recorder.act(convolved, self.hidden_act)
         return recorder.linear(
-            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias
+            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *output_axes, bias=self.bias
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -299,8 +299,8 @@ def _reference_class() -> type[nn.Module]:
     class Buffers(nn.Module):
         def __init__(self, *values: tuple[str, Tensor]) -> None:
             super().__init__()
-            for name, value in values:
-                self.register_buffer(name, value)
+            for buffer_name, value in values:
+                self.register_buffer(buffer_name, value)
 
     class Pooling(nn.Module):
         """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
@@ -344,8 +344,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
-            for name, child in stack.named_children():
-                self.add_module(name, child)
+            for child_name, child in stack.named_children():
+                self.add_module(child_name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden))

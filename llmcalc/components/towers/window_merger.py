@@ -87,7 +87,7 @@ def _reference_class() -> type[nn.Module]:
             x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
             squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             activated = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
-            out: Tensor = squares.mean(2) + self.down_proj(activated)
-            return out
+            merged: Tensor = squares.mean(2) + self.down_proj(activated)
+            return merged
 
     return WindowMergerReference

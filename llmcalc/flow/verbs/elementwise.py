@@ -15,12 +15,12 @@ from ..value import Value, Weight
 class ElementwiseVerbs(Recorder):
     """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
-    def act(self, x: Value, name: str, *parameters: Value, float32: bool = False) -> Value:
+    def act(self, x: Value, function_name: str, *parameters: Value, float32: bool = False) -> Value:
         """Records an activation function. parameters: trained vectors of the function (xIELU).
 
         float32: whether it reads a float32 copy of x and has a result in float32, false by default.
         """
-        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name, float32=float32)
+        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=function_name, float32=float32)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None, float32: bool = False) -> Value:
         """Records a · b, elementwise. axes: the axes of the product, a's by default.

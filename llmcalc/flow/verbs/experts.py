@@ -34,7 +34,7 @@ class ExpertVerbs(Recorder):
         skip: whether the last class is no expert at all, false by default.
         """
         optional_inputs = {"correction": correction, "scale": scale, "table": table}
-        inputs = {name: value for name, value in optional_inputs.items() if value is not None}
+        inputs = {input_name: value for input_name, value in optional_inputs.items() if value is not None}
         axis = Axis("top_k", top_k)
         weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
         ins = (logits, *inputs.values())

@@ -72,7 +72,7 @@ class MixingVerbs(Recorder):
             keys=other_rows,
             **limits,
         )
-        out = Value(q.rows, (heads, *value_axes))
+        output = Value(q.rows, (heads, *value_axes))
         ins = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {
@@ -91,7 +91,7 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, ins, out, op=op, about=about, **options)
+        return self.step("attention", name, ins, output, op=op, about=about, **options)
 
     def scores(
         self,

@@ -191,11 +191,11 @@ class WeightVerbs(Recorder):
         output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
         return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
-    def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
+    def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
         width = x.width if over is None else self.element_count(over)
         if isinstance(width, int) and width % groups:
-            raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
+            raise InputError(f"{norm_name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:

@@ -82,7 +82,7 @@ class Job:
 
     def to_json(self) -> str:
         """Writes the job as JSON."""
-        fields = {name: getattr(self, name) for name in ("batch", "seq", "microbatches")}
+        fields = {field_name: getattr(self, field_name) for field_name in ("batch", "seq", "microbatches")}
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **fields})
 
 

@@ -193,7 +193,7 @@ class Rank:
         mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
         self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
         self.meshes: dict[str, DeviceMesh] = {
-            name: self.mesh[name] for name in names
+            axis_name: self.mesh[axis_name] for axis_name in names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None

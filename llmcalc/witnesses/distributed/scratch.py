@@ -31,5 +31,5 @@ def _innermost_computation(operations: list[Any]) -> Any | None:
     return next((operation for operation in reversed(operations) if _computes(operation.name)), None)
 
 
-def _computes(name: str) -> bool:
-    return name.startswith(("aten::", "c10d::", "gloo:")) and not name.startswith(ALLOCATORS)
+def _computes(operation_name: str) -> bool:
+    return operation_name.startswith(("aten::", "c10d::", "gloo:")) and not operation_name.startswith(ALLOCATORS)
