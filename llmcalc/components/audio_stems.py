@@ -50,21 +50,21 @@ class SubsamplingStem(Stem):
         return self
 
     def frames_read(self) -> Value:
-        rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
-        return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+        frame_rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
+        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
-            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
-            rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
+            half_axes: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+            frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = recorder.conv(
-                f"conv{i}", frames, JoinedShapes((half, half)), kernel=kernel_size, bias=True, rows=rows
+                f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
-            values, gate = recorder.split(gated_features, half, half)
-            frames = recorder.mul(values, recorder.act(gate, "sigmoid"))
+            gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
+            frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         return frames
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:

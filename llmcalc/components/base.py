@@ -247,7 +247,7 @@ class StackPosition:
 
 
 class Unscalable(ValueError):
-    """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
+    """The error for a component that a study of shapes cannot scale to another width, with the reason."""
 
 
 SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -288,12 +288,12 @@ class AttentionPosition(Part):
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
-            kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
+            type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{stack_position.where}.position.type: '{kind}' is for attention {directions}; expected "
+                f"{stack_position.where}.position.type: '{type_name}' is for attention {directions}; expected "
                 f"{expected_place}"
             )
 
@@ -365,9 +365,9 @@ class TokenMixer(Component):
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
-        kind = type(self).model_fields["type"].default
+        type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"attention of type '{kind}' has sizes beside its heads, and no rule says what they are at another width; "
+            f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another width; "
             f"{SCALABLE}"
         )
 
@@ -396,8 +396,8 @@ class TokenMixer(Component):
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
-            kind = type(self).model_fields["type"].default
-            raise ValueError(f"{stack_position.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+            type_name = type(self).model_fields["type"].default
+            raise ValueError(f"{stack_position.where}.type: '{type_name}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class LayerParts(Protocol):
@@ -444,9 +444,9 @@ class Network(Component):
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
-        kind = type(self).model_fields["type"].default
+        type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALABLE}"
+            f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; {SCALABLE}"
         )
 
 

@@ -22,8 +22,8 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape)
     with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-        mean, scale = recorder.split(statistics, channels, channels)
-        return recorder.norm("", recorder.mul(recorder.add(x, mean), scale), AFFINE)
+        channel_mean, scale = recorder.split(statistics, channels, channels)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), scale), AFFINE)
 
 
 @cache
@@ -57,7 +57,7 @@ def batch_norm_class() -> type[nn.Module]:
             self.statistics, self.num_batches_tracked = Statistics(channels), Count()
 
         def forward(self, x: Tensor) -> Tensor:
-            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
-            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+            channel_mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
+            return functional.batch_norm(x, channel_mean, variance, self.weight, self.bias)
 
     return BatchNorm

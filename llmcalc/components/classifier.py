@@ -54,8 +54,8 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        transform, rows = self.transform, self._scored_rows()
-        classifier_input = x.view(*x.axes, rows=rows)
+        transform, scored_rows = self.transform, self._scored_rows()
+        classifier_input = x.view(*x.axes, rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
                 recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerConvolution(Part):
-    """The convolution module: hidden → 2 · hidden, where one half gates the other → depthwise convolution → hidden.
+    """The convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
 
     kernel_size: the kernel size of the depthwise convolution.
     hidden_act: the activation before the last projection, silu by default.
@@ -82,9 +82,9 @@ class ConformerConvolution(Part):
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        convolution_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         features = recorder.conv(
-            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=rows
+            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=convolution_rows
         )
         features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
         features = features.view(*hidden, rows=x.rows)
@@ -94,12 +94,12 @@ class ConformerConvolution(Part):
         return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
 
     def _record_projection(
-        self, recorder: Flow, projection_name: str, x: Value, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes
     ) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(projection_name, x, *output_axes, kernel=1, bias=self.bias)
-        return recorder.linear(projection_name, x, *output_axes, bias=self.bias)
+            return recorder.conv(projection, x, *output_axes, kernel=1, bias=self.bias)
+        return recorder.linear(projection, x, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

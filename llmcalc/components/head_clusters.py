@@ -64,13 +64,13 @@ class Clusters(Part):
         weight = recorder.unread_table("decoder", vocab, hidden) if output is None else output
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
-        scored = Axis("vocab", chosen_tokens)
+        scored_tokens = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",
             ops.Product(1, hidden.size, chosen_tokens, rows),
             x.view(hidden, rows=rows),
-            embeddings.view(scored, hidden, rows=rows),
-            axes=(scored,),
+            embeddings.view(scored_tokens, hidden, rows=rows),
+            axes=(scored_tokens,),
         )
 
     def reference(self, model_properties: ModelProperties, vocab_size: int) -> nn.Module:

@@ -85,7 +85,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-            rows = [self.get_submodule(f"embed_{i}")(ids) for i in range(self.tables)]
-            return self.proj(torch.cat([x, *rows], -1))
+            feature_rows = [self.get_submodule(f"embed_{i}")(ids) for i in range(self.tables)]
+            return self.proj(torch.cat([x, *feature_rows], -1))
 
     return InputFeaturesReference

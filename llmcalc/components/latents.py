@@ -54,7 +54,7 @@ class Latents(ResidualStreams):
         return self.query_size
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Accepts any layers."""
+        """Raises no error, because the component accepts all kinds of layers."""
 
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
@@ -68,17 +68,17 @@ class Latents(ResidualStreams):
         self.writes.check_width(f"{stack_position.where}.writes", self.query_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        latents = self._learned_rows(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
+        latents = self._record_learned_vectors(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
         return recorder.part("reads", self.reads, latents, memory=x)
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        queries = self._learned_rows(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
+        queries = self._record_learned_vectors(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
         return recorder.part("writes", self.writes, queries, memory=x)
 
-    def _learned_rows(self, recorder: Flow, parameter_name: str, count: int, width: Axis) -> Value:
+    def _record_learned_vectors(self, recorder: Flow, parameter_name: str, row_count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
-        table = recorder.vector(parameter_name, Axis(parameter_name, count), width, count=count, kind=self.kind)
-        return table.view(width, rows=Multiple(parameter_name, of=SEQUENCES, by=count))
+        learned_vectors = recorder.vector(parameter_name, Axis(parameter_name, row_count), width, count=row_count, kind=self.kind)
+        return learned_vectors.view(width, rows=Multiple(parameter_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)

@@ -54,7 +54,7 @@ class NgramInput(Component):
         assert isinstance(streams, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = recorder.table(
+        ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
             ngram_dim,
@@ -62,7 +62,7 @@ class NgramInput(Component):
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
+        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
         recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
@@ -73,8 +73,8 @@ class NgramInput(Component):
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
-        value = recorder.linear("value_proj", vectors, hidden)
-        gated = recorder.mul(gate, value, axes=x.axes)
+        ngram_value = recorder.linear("value_proj", vectors, hidden)
+        gated = recorder.mul(gate, ngram_value, axes=x.axes)
         recorder.hold(gated=gated)
         if kernel is None:
             return gated
@@ -119,8 +119,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
-            padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
+            stored_rows, token_rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
+            padded_rows = F.pad(token_rows, (past_length, 0)) if stored_rows is None else torch.cat([stored_rows[0], token_rows], -1)
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 

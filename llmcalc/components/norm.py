@@ -129,14 +129,14 @@ def _reference_class() -> type[nn.Module]:
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
             normed = x.float().unflatten(-1, (self.groups, -1))
-            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
+            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
             if self.kind == "layernorm":
-                mean = normed.mean(-1, keepdim=True)
-                scaled = centered = normed - mean
-                normed = normed - mean if self.float32_product and self.weight is not None else centered
-                del mean, centered
+                row_mean = normed.mean(-1, keepdim=True)
+                scaled_x = centered = normed - row_mean
+                normed = normed - row_mean if self.float32_product and self.weight is not None else centered
+                del row_mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            return (scaled * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            return (scaled_x * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""

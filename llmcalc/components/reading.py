@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Part):
-    """Cross-attention by which the rows of a sequence read the rows of another sequence.
+    """Cross-attention of the rows of one sequence to the rows of another sequence.
 
     attention: the attention of the reading rows.
     norm: the norm of the reading rows, that of the rows that are read, and that before the network.
@@ -35,13 +35,13 @@ class Reading(Part):
     feed_forward: FeedForward | None = None
     residual: Flag = True
 
-    def check_width(self, where: str, width: int) -> None:
+    def check_width(self, location: str, width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_place(StackPosition(f"{where}.attention", width, "encoder"))
+        self.attention.check_place(StackPosition(f"{location}.attention", width, "encoder"))
         self.attention.check_crossing()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
-        """Records the cross-attention. x: the reading rows. memory: the rows that are read."""
+        """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.apart(causal=False):
             attention_output = recorder.part("attention", self.attention, queries, memory=keys)
@@ -68,8 +68,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Reading, width: int, source_width: int) -> None:
             super().__init__()
             self.residual = spec.residual
-            for norm_name, size in (("query_norm", width), ("kv_norm", source_width)):
-                self.add_module(norm_name, spec.norm.reference(ModelProperties(size)))
+            for norm_name, norm_width in (("query_norm", width), ("kv_norm", source_width)):
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(norm_width)))
             self.attention = spec.attention.reference(
                 ModelProperties(width, causal=False, cross=True, source_size=source_width)
             )

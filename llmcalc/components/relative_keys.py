@@ -54,9 +54,9 @@ class RelativeKeys(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
-        pairs = value_of_pairs(x.rows).rows
+        pair_rows = value_of_pairs(x.rows).rows
         head_dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distances, head_dim, of=pairs, by="positions")
+        keys, _ = recorder.table("", distances, head_dim, of=pair_rows, by="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -101,15 +101,15 @@ class RelativeKeyAttention(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
+            for projection in ("q_proj", "k_proj", "v_proj")
         )
-        pairs = value_of_pairs(x.rows, heads, batched=True)
+        pair_value = value_of_pairs(x.rows, heads, batched=True)
         keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(
-            recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), head_dim.size**-0.5
+            recorder.core("pairs", op, q, keys, axes=pair_value.axes, rows=pair_value.rows), head_dim.size**-0.5
         )
         recorder.hold(q=q, k=k, v=v, bias=bias)
         attention_output = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
@@ -157,15 +157,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RelativeKeyAttention, hidden: int) -> None:
             super().__init__()
             self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
-            for projection_name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection_name, nn.Linear(hidden, width, bias=spec.bias))
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection, nn.Linear(hidden, width, bias=spec.bias))
             self.pairs, self.core = PairScores(), softmax_core_class()()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))

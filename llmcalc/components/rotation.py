@@ -21,22 +21,22 @@ def angles_of(positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
 def rotate(
     x: Tensor,
     forward_pass: ForwardPass,
-    start: int,
+    first_position: int,
     rotary_dim: int,
     theta: float,
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
-    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim], from position `start` on.
+    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim], from position `first_position` on.
 
     inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
-    end = start + x.shape[-2]
+    end_position = first_position + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cos_sin(forward_pass.positions(start, end, x.device), rotary_dim, theta, x)
+        return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, theta, x)
 
-    cos, sin = forward_pass.computed_once(("rope", start, end, rotary_dim, theta, x.dtype), cos_and_sin)
+    cos, sin = forward_pass.computed_once(("rope", first_position, end_position, rotary_dim, theta, x.dtype), cos_and_sin)
     return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
 
 

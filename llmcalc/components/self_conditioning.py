@@ -42,9 +42,9 @@ class SelfConditioning(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the input of the first layer. x: the token embeddings."""
-        signal = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
-        recorder.hold(signal=signal)
-        conditioned = recorder.add(x, recorder.part("mlp", self.feed_forward, signal))
+        condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
+        recorder.hold(signal=condition)
+        conditioned = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
         recorder.hold(y=conditioned)
         return recorder.normalized(conditioned, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 

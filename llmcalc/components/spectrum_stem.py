@@ -48,8 +48,8 @@ class SpectrumStem(Stem):
     def frames_read(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
-        rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
-        return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
+        frame_rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
+        return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
@@ -80,5 +80,5 @@ class SpectrumStem(Stem):
     @classmethod
     def examples(cls) -> list[Self]:
         first_convolution = SpectrumConv(channels=4, bias=True)
-        separable = SpectrumConv(channels=4, separable=True, bias=True)
-        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable), bias=True))]
+        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
+        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_convolution), bias=True))]

@@ -49,14 +49,14 @@ class TokenTypes(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
-        for table_name, types in (
+        for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
             *other_tables,
         ):
-            if types is not None:
+            if type_count is not None:
                 row, _ = recorder.table(
-                    table_name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind
+                    table_name, Axis("types", type_count), *x.axes, of=x.rows, by="types", kind=self.kind
                 )
                 x = recorder.add(x, row)
         return x
@@ -94,8 +94,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-            for table in self.children():
-                x = x + table(zero_ids)
+            for type_table in self.children():
+                x = x + type_table(zero_ids)
             return x
 
     return TokenTypesReference

@@ -64,12 +64,12 @@ class WaveStem(Stem):
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution, from audio samples to encoder positions."""
-        stride, padding, rows = 1, 0, list[Rows]()
+        stride, padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             padding = padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
-        return [*reversed(rows), SOURCE]
+            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
+        return [*reversed(rows_per_convolution), SOURCE]
 
     def frames_read(self) -> Value:
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
@@ -78,9 +78,9 @@ class WaveStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
+        for i, (convolution, output_rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
             channels = Axis("channels", convolution.channels)
-            frames = recorder.conv(f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
+            frames = recorder.conv(f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows)
             frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
             frames = recorder.act(frames, self.hidden_act)
         frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
@@ -92,8 +92,8 @@ class WaveStem(Stem):
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
-            z = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
-        return recorder.add(frames, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
+            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+        return recorder.add(frames, recorder.act(positions.view(*axes, rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""

@@ -58,7 +58,7 @@ class Paper(NamedTuple):
             fields["howpublished"] = self.where
         return (
             f"@misc{{{self.key},\n"
-            + "".join(f"  {field_name} = {{{text}}},\n" for field_name, text in fields.items())
+            + "".join(f"  {field_name} = {{{field_text}}},\n" for field_name, field_text in fields.items())
             + "}\n"
         )
 
@@ -67,7 +67,7 @@ class Paper(NamedTuple):
 def paper_of_source() -> dict[str, Paper]:
     """Returns the papers by the source text of formulas."""
     paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
-    return {source: Paper(**table) for source, table in paper_tables.items()}
+    return {source: Paper(**paper_fields) for source, paper_fields in paper_tables.items()}
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:

@@ -75,12 +75,12 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
             continue
         for path in module_paths(node_position):
             for tensor in op_use.tensors():
-                yield Expected(path, _without_unit_axes(tensor.shape))
+                yield Expected(path, _remove_unit_axes(tensor.shape))
             if op_use.buffers():
                 yield Expected(path, (op_use.buffers(),), buffer=True)
 
 
-def _without_unit_axes(shape: Shape) -> Shape:
+def _remove_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which the tensors of some classes have."""
     return tuple(length for length in shape if length != 1) or (1,)
 
@@ -96,9 +96,9 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group_key in {**expected_by_group, **stored_by_group}:
-        _match_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
+        _match_fused_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
     _match_across_layers(tensor_match)
-    _accept_tied_copies(spec, tensor_match)
+    _accept_tied_head_copies(spec, tensor_match)
     return tensor_match
 
 
@@ -113,11 +113,11 @@ def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(
+def _match_fused_group(
     expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
 ) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
         remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
@@ -194,22 +194,22 @@ def _match_expert_stacks(
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
+    tensor_shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
-        if shape in shapes:
+        if shape in tensor_shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in stacks:
         same_shape = [
             by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
         ]
-        counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
+        word_counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
         for name_words in same_shape:
-            counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
+            word_counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
             name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
-            for name_word, tensor_count in counts.items()
+            for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
         if matching_words:
@@ -248,7 +248,7 @@ def _match_fused(
 
 def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
     """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
-    shapes: dict[Shape, tuple[Expected, ...]] = {}
+    tensors_by_shape: dict[Shape, tuple[Expected, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
@@ -258,9 +258,9 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
                     sum(tensor.shape[axis] for tensor in sibling_group),
                     *first_shape[axis + 1 :],
                 )
-                shapes.setdefault(fused_shape, sibling_group)
-                shapes.setdefault(_transposed_shape(fused_shape), sibling_group)
-    return shapes
+                tensors_by_shape.setdefault(fused_shape, sibling_group)
+                tensors_by_shape.setdefault(_transposed_shape(fused_shape), sibling_group)
+    return tensors_by_shape
 
 
 def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
@@ -286,8 +286,8 @@ def _last_word(tensor_name: str) -> str:
     )
 
 
-def _same_name(node: str, tensor_name: str) -> bool:
-    return node.rpartition(".")[2] in tensor_name.split(".")
+def _same_name(node_name: str, tensor_name: str) -> bool:
+    return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
@@ -297,15 +297,15 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     missing_words = {
         (expected_tensor.shape, name_word)
         for expected_tensor in tensor_match.missing
-        for name_word in _words_of_node(expected_tensor)
+        for name_word in _name_words_of_node(expected_tensor)
     }
-    shapes = {shape for shape, _ in missing_words}
+    tensor_shapes = {shape for shape, _ in missing_words}
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
         deque
     )  # shape, word, stack → indices of extra tensors
     for i, tensor in enumerate(tensor_match.extra):
-        shape = _without_unit_axes(tensor.shape)
-        if shape in shapes:
+        shape = _remove_unit_axes(tensor.shape)
+        if shape in tensor_shapes:
             tensor_stack = _stack_in_name(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
@@ -315,7 +315,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     for expected_tensor in tensor_match.missing:
         tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
-        for name_word in _words_of_node(expected_tensor):
+        for name_word in _name_words_of_node(expected_tensor):
             for stack_name in {tensor_stack} if tensor_stack else SIDES:
                 indices = tensor_indices.get((expected_tensor.shape, name_word, stack_name), deque())
                 while indices and indices[0] in used_indices:
@@ -335,7 +335,7 @@ _WORDS = re.compile(r"[._]")
 SIDES = "", "enc", "dec"
 
 
-def _words_of_node(expected_tensor: Expected) -> set[str]:
+def _name_words_of_node(expected_tensor: Expected) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
@@ -345,7 +345,7 @@ def _stack_in_name(tensor_name: str) -> str:
     return stack_names[0] if stack_names else ""
 
 
-def _accept_tied_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
+def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
     """Accepts a stored output head as a second copy of a tied embedding."""
     if not spec.tie_word_embeddings:
         return

@@ -29,21 +29,21 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number that llmcalc counted, with the number that was measured independently.
+    """One comparison: the number that llmcalc's formulas give, and the independently measured number.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
-    closed_form: the counted number.
+    computed_memory: the counted number.
     measured: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
-    explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
+    explained: the known difference computed_memory − measured, with a stated reason; 0 if the two should be equal.
     within: allowed relative difference from the measured number; 0 if the two should be equal.
     """
 
     node: str
     quantity: str
-    closed_form: float
+    computed_memory: float
     measured: float | None
     witness: str
     seq: int | None = None
@@ -60,7 +60,7 @@ class Check:
     def ok(self) -> bool:
         if self.measured is None:
             return False
-        return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
+        return abs(self.computed_memory - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
         """Describes a difference, with the model size that equals the difference, if any."""
@@ -68,8 +68,8 @@ class Check:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
-        difference = self.measured - (self.closed_form - self.explained)
-        relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
+        difference = self.measured - (self.computed_memory - self.explained)
+        relative_text = f", {units.signed_percent(difference / self.computed_memory, 2)}" if self.computed_memory else ""
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
@@ -84,7 +84,7 @@ class Check:
         return {
             "node": self.node,
             "quantity": self.quantity,
-            "closed_form": self.closed_form,
+            "computed_memory": self.computed_memory,
             "measured": self.measured,
             "witness": self.witness,
             "ok": self.ok,
@@ -155,9 +155,9 @@ class Verdict:
 def compare_nodes(
     tree: Node,
     quantity: str,
-    closed_form: Callable[[Place], int],
+    computed_memory: Callable[[Place], int],
     measured_count: Mapping[str, int],
-    modules: frozenset[str],
+    module_paths_run: frozenset[str],
     witness: str,
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
@@ -166,21 +166,21 @@ def compare_nodes(
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
-    closed_form: the count of one repeat of a node, in the run of its place.
+    computed_memory: the count of one repeat of a node, in the run of its place.
     measured_count: module path → measured number; 0 for a module that is not in it.
-    modules: the paths of all modules of the witness.
+    module_paths_run: the paths of all modules of the witness.
     """
     for node_position in tree.walk(run_config):
         if node_position.optional and node_position.optional not in include:
             continue
-        expected_count = closed_form(node_position)
+        expected_count = computed_memory(node_position)
         paths = module_paths(node_position)
-        counts_by_path = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
+        counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
 
 
 def check_repeats(
-    node: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
+    node_path: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
@@ -194,7 +194,7 @@ def check_repeats(
             yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
-            node,
+            node_path,
             quantity,
             expected_count,
             next(iter(differing_readings.values())) if differing_readings else expected_count,
@@ -207,14 +207,14 @@ def module_paths(node_position: Place) -> list[str]:
     node = node_position.node
     if node_position.parent is None:
         return [""]
-    names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
+    member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
         f"{parent_path}.{node_name}" if parent_path else node_name
         for parent_path in module_paths(node_position.parent)
-        for node_name in names
+        for node_name in member_names
     ]
 
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
     """Removes checks of two zeros, such as the FLOPs of a norm."""
-    return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))
+    return (check for check in checks if not (is_zero(check.computed_memory) and check.measured == 0))

@@ -87,7 +87,7 @@ class GradientSums(NamedTuple):
     in_place: int = 0
     out_of_place: int = 0
 
-    def with_sum(self, byte_count: int, in_place: bool) -> GradientSums:
+    def plus_sum(self, byte_count: int, in_place: bool) -> GradientSums:
         """Returns the totals with the bytes of another sum of gradients added."""
         return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
 
@@ -125,14 +125,14 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def pass_bytes(self, counts: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
-        """Returns the bytes of both passes.
+    def pass_bytes(self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
+        """Returns the bytes of the forward and of the backward pass.
 
-        counts: whether a block counts; default blocks that the simulator counts.
+        counts_block: whether a block counts; default blocks that the simulator counts.
         """
         live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for event_sign, memory_block, phase in self.moments:
-            live_now += event_sign * memory_block.size * counts(memory_block)
+            live_now += event_sign * memory_block.size * counts_block(memory_block)
             peaks[phase] = max(peaks[phase], live_now)
             bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
@@ -144,18 +144,18 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
 
 
 def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
-    """Reads the events of a profiler.
+    """Returns the memory events of a profile of torch's CPU profiler.
 
     profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, operations in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
+    for event, operations in sorted(_memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
+            events.sums = events.sums.plus_sum(_sum_bytes(event), SUMS[event.name])
             continue
-        names = (operation.name for operation in operations)
-        phase = next((event_name for event_name in names if event_name in (FORWARD, BACKWARD)), phase)
+        event_names = (operation.name for operation in operations)
+        phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
         kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
@@ -196,14 +196,14 @@ def _is_kernel(operation_name: str) -> bool:
     schemas = [
         schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
     ]
-    names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
+    overload_names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
     return any(
-        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in names
+        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in overload_names
     )
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether the reference may call an overload: it takes tensors, without named axes and `out`."""
+    """Whether the reference may call an operator's overload, which takes tensors without named axes and `out`."""
     operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..components.base import Part
 from ..model import ModelSpec
-from ..symbolic.symbolic import letter_of
+from ..symbolic.symbolic import letter_of_field
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""
@@ -23,7 +23,7 @@ Too many numbers are multiples or products of smaller sizes.
 """
 
 
-def sizes_of(spec: ModelSpec) -> Sizes:
+def list_sizes(spec: ModelSpec) -> Sizes:
     """Returns every size in the spec of the text model and its parts."""
     return tuple(dict.fromkeys(_sizes_below(spec)))
 
@@ -31,7 +31,7 @@ def sizes_of(spec: ModelSpec) -> Sizes:
 def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
     for field_name, field in type(spec_part).model_fields.items():
         field_size = getattr(spec_part, field_name)
-        if isinstance(field_size, int) and field_size > 1 and letter_of(field) is not None:
+        if isinstance(field_size, int) and field_size > 1 and letter_of_field(field) is not None:
             yield field_name, field_size
         field_values = field_size.values() if isinstance(field_size, dict) and field_name != "towers" else (field_size,)
         for field_value in field_values:

@@ -154,11 +154,11 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
             training_loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
-    shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
+    cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
     passes = InferencePasses(spec, training_run, statistics.device)
     statistics.empty_and_reset()
     if training_run.phase == "decode":
-        passes.cache_of(shapes)
+        passes.create_cache(cache_tensors)
     record_phase("set-up")
     (passes.decode if training_run.phase == "decode" else passes.prefill)()
     record_phase(training_run.phase)
@@ -169,9 +169,9 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def closed_form(device: DeviceMemory) -> dict[str, int]:
+def computed_memory(device: DeviceMemory) -> dict[str, int]:
     """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
-    workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
+    workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,
         "allocated_bytes": device.peak_bytes,
@@ -226,13 +226,13 @@ def compare_on_gpu(
             )
             continue
         computed_bytes, measured_bytes = (
-            closed_form(device_memory),
+            computed_memory(device_memory),
             measure_gpu(spec, run_settings, statistics).data(),
         )
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
-            {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
+            {"phase": run_settings.phase, "computed_memory": computed_bytes, "measured": measured_bytes}
         )
     return comparison
 

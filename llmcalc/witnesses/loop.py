@@ -90,9 +90,9 @@ def loss_or_output(
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     has_mtp = MTP.name in include
-    outputs = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
-    output, logits_ahead = outputs if has_mtp else (outputs, [])
-    del outputs
+    model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
+    output, logits_ahead = model_output if has_mtp else (model_output, [])
+    del model_output
     return variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
 
 
@@ -146,8 +146,8 @@ class TrainingLoop:
     @property
     def outside(self) -> Iterable[Tensor]:
         """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
-        source = () if self.source is None else (self.source,)
-        return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
+        source_tensors = () if self.source is None else (self.source,)
+        return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
     def step(self, phase_callback: PhaseCallback) -> None:
         """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
@@ -170,8 +170,8 @@ class TrainingLoop:
         """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
-        source = training.seq if training.source is None else training.source
-        self.source: Tensor | None = encoder_input(self.spec, training.batch, source, training.dtype, self.device)
+        source_length = training.seq if training.source is None else training.source
+        self.source: Tensor | None = encoder_input(self.spec, training.batch, source_length, training.dtype, self.device)
 
     def loss(self) -> Tensor:
         """Computes the loss of the current tokens."""
@@ -234,7 +234,7 @@ def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     passes = InferencePasses(spec, inference, "meta")
     passes.prefill()
-    paths = {module: path for path, module in passes.module.named_modules()}
+    paths = {module: module_path for module_path, module in passes.module.named_modules()}
     return {
         paths[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
@@ -262,37 +262,37 @@ class InferencePasses:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
         chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
-        for past in range(0, seq, chunk):
-            self._run_pass(min(chunk, seq - past), past, last_only=self.store is not None)
+        for past_tokens in range(0, seq, chunk):
+            self._run_pass(min(chunk, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
-    def cache_of(self, shapes: CacheShapes) -> None:
-        """Creates the cache of a prompt. shapes: the shapes of the cache's tensors."""
+    def create_cache(self, cache_tensors: CacheShapes) -> None:
+        """Creates the cache of a prompt. cache_tensors: the shapes of the cache's tensors."""
         modules = dict(self.module.named_modules())
         self.store = {
-            modules[path]: tuple(
-                torch.zeros(elements, dtype=dtype, device=self.device).as_strided(shape, strides)
-                for shape, strides, dtype, elements in tensors
+            modules[module_path]: tuple(
+                torch.zeros(element_count, dtype=dtype, device=self.device).as_strided(shape, strides)
+                for shape, strides, dtype, element_count in tensors
             )
-            for path, tensors in shapes.items()
+            for module_path, tensors in cache_tensors.items()
         }
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 
-    def _run_pass(self, tokens: int, past: int, last_only: bool) -> None:
+    def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
         inference = self.inference
-        ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
-        if not past:
+        ids, source_input = token_ids(self.spec, inference.batch, tokens, self.device), None
+        if not past_tokens:
             input_tokens = inference.seq if inference.source is None else inference.source
-            source = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
+            source_input = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
         with torch.no_grad(), variants.kernel_context(inference.choices):
             self.module(
                 ids,
-                source,
+                source_input,
                 store=self.store,
-                past=past,
+                past=past_tokens,
                 last_only=last_only,
                 mla=inference.mla,
                 grouped_experts=True,

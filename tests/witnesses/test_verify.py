@@ -16,7 +16,7 @@ from llmcalc.components.mixers import attention
 from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checks import Check
-from llmcalc.witnesses.difference import sizes_of
+from llmcalc.witnesses.difference import list_sizes
 from llmcalc.witnesses.measure import count_flops, parameters
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import build_on_device, verify_reference
@@ -209,7 +209,7 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_a_difference_is_told_by_the_sizes_that_it_is(node: str, counted: int, measured: int, said: str) -> None:
-    sizes = sizes_of(load("deepseek-v3").model)
+    sizes = list_sizes(load("deepseek-v3").model)
     assert Check(node, "parameters", counted, measured, "torch").explanation(sizes).startswith(said)
     assert "=" not in Check(node, "forward_flops", counted, measured, "torch").explanation(sizes)
 
@@ -270,7 +270,7 @@ def test_json_and_junit(run: Any, tmp_path: Any) -> None:
     documents = result.document
     assert [d["model"]["name"] for d in documents] == ["gpt2", "t5-base"]
     assert all(d["ok"] and d["schema_version"] == 2 for d in documents)
-    assert set(documents[0]["checks"][0]) == {"node", "quantity", "closed_form", "measured", "witness", "ok"}
+    assert set(documents[0]["checks"][0]) == {"node", "quantity", "computed_memory", "measured", "witness", "ok"}
     suites = ET.parse(tmp_path / "j.xml").getroot()
     assert [s.get("name") for s in suites] == ["gpt2", "t5-base"]
     assert [int(s.get("tests", "0")) for s in suites] == [len(d["checks"]) for d in documents]
@@ -295,7 +295,7 @@ def test_published_differences_are_stated(run: Any) -> None:
     assert "differs, explained: −592,130" in result.out
     assert "=" in run("verify", "gpt2", "--against", "published").out.splitlines()[2]
     check = run("verify", "bert-base", "--against", "published", "--format", "json").document["checks"][0]
-    assert (check["closed_form"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
+    assert (check["computed_memory"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
 
 
 def test_a_published_difference_that_is_not_explained_fails() -> None:

@@ -139,11 +139,11 @@ class AltUpLayer(WholeLayer):
         recorder.hold(fed=with_embedding)
         return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))
+            return recorder.part(f"{sublayer}_post_norm", self.norm, recorder.part(sublayer, component, x))
 
     def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
@@ -189,12 +189,12 @@ class AltUpLayer(WholeLayer):
             normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
             mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
-            change = recorder.mul(
+            stream_change = recorder.mul(
                 mixing_weights,
                 recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
                 axes=predicted_streams.axes,
             )
-            corrected_streams = recorder.add(predicted_streams, change)
+            corrected_streams = recorder.add(predicted_streams, stream_change)
             return corrected_streams, recorder.mul(
                 recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
             )
@@ -302,13 +302,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
-            for sublayer_name in ("self_attn", "mlp"):
-                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
+            for sublayer in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, sublayer_name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return self.get_submodule(f"{sublayer_name}_post_norm")(self.get_submodule(sublayer_name)(x, forward_pass))
+        def _normed_output(self, sublayer: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, forward_pass))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)

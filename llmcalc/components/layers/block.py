@@ -145,7 +145,7 @@ class Layer(Component):
         return [self.feed_forward]
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
+        """The token mixers of a layer of this width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, width)]
 
     def check_place(self, stack_position: StackPosition) -> None:
@@ -185,7 +185,7 @@ class Layer(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples for a layer that needs a stack; an example of the stack has the layer."""
+        """Returns no examples, because the stack's examples include a layer that needs a stack."""
         return super().examples() if cls.alone else []
 
 
@@ -229,12 +229,12 @@ class Block(Layer):
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
         norm_names = [
-            f"{sublayer_name}_{position}_norm" for sublayer_name, _ in self.sublayers() for position in ("pre", "post")
+            f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")
         ]
-        for sublayer_name in self.without_norms:
-            if sublayer_name not in norm_names:
+        for sublayer in self.without_norms:
+            if sublayer not in norm_names:
                 raise ValueError(
-                    f"without_norms: there is no '{sublayer_name}'; expected some of {', '.join(norm_names)}"
+                    f"without_norms: there is no '{sublayer}'; expected some of {', '.join(norm_names)}"
                 )
         return self
 
@@ -264,11 +264,11 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
-        names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
+        sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
+        sublayer_names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(sublayer_parts))
         return [
-            (sublayer_name, component)
-            for sublayer_name, component in zip(names, parts, strict=True)
+            (sublayer, component)
+            for sublayer, component in zip(sublayer_names, sublayer_parts, strict=True)
             if isinstance(component, Component)
         ]
 
@@ -287,22 +287,22 @@ class Block(Layer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
-        start = x
+        layer_input = x
         recorder.hold(x=x, start=x)
         shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
             recorder.hold(shared=shared_input)
-        for sublayer_name, component in self.sublayers():
-            if sublayer_name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, sublayer_name, component, x)
+        for sublayer, component in self.sublayers():
+            if sublayer == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer, component, x)
                 continue
-            residual_branch = start if self.parallel else x
+            residual_branch = layer_input if self.parallel else x
             if shared_input is not None:
                 residual_branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                residual_branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", residual_branch)
+                residual_branch = self._normalize(recorder, f"{sublayer}_pre_norm", residual_branch)
             residual_branch = recorder.part(
-                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
+                sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
             )
             residual_branch = recorder.dropout(
                 residual_branch,
@@ -310,42 +310,42 @@ class Block(Layer):
                 ends_sublayer=True,
             )
             recorder.hold(y=residual_branch)
-            x = self._residual_sum(recorder, sublayer_name, x, residual_branch)
+            x = self._residual_sum(recorder, sublayer, x, residual_branch)
             recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
-        """Returns the encoder's output as the argument of the cross-attention sublayer; nothing for other sublayers."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
+    def _cross_arguments(self, recorder: Flow, sublayer: str) -> dict[str, Any]:
+        """Returns the encoder's output as keyword argument of the cross-attention sublayer; empty for other sublayers."""
+        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:
         return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=role)
 
-    def _residual_sum(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(recorder, f"{sublayer_name}_post_norm", recorder.add(x, sublayer_output))
+            return self._normalize(recorder, f"{sublayer}_post_norm", recorder.add(x, sublayer_output))
         sublayer_output = (
             sublayer_output
             if self.norm_placement == "pre"
-            else self._normalize(recorder, f"{sublayer_name}_post_norm", sublayer_output)
+            else self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
         )
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            sublayer_output = recorder.part(f"{sublayer_name}_out_scale", scale, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale, sublayer_output)
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{sublayer_name}_residual_scale", scale, x)
+            x = recorder.part(f"{sublayer}_residual_scale", scale, x)
         return recorder.add(x, sublayer_output)
 
-    def _record_idle(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
-        """Records the parameters of a sublayer with norms, without running the sublayer."""
+    def _record_idle(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> None:
+        """Records the parameters of a sublayer that no forward pass runs, and of its norms."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
-        source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
-        recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
+            self._normalize(recorder, f"{sublayer}_pre_norm", x, "idle")
+        source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
+        memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
+        recorder.part(sublayer, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer}_post_norm", x, "idle")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -355,26 +355,26 @@ class Block(Layer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
-        layernorm_block = base.model_copy(update={"norm": layernorm})
+        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
+        layernorm_block = base_block.model_copy(update={"norm": layernorm})
         return [
-            base,
+            base_block,
             layernorm_block.model_copy(update={"norm_placement": "post"}),
-            base.model_copy(update={"norm_placement": "sandwich"}),
-            base.model_copy(update={"norm_placement": "output"}),
-            base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
-            base.model_copy(update={"residual_scale": True}),
-            base.model_copy(update={"residual_scale": "residual"}),
-            base.model_copy(update={"residual_scale": "output"}),
-            base.model_copy(update={"input_norm": layernorm}),
-            base.model_copy(update={"attention": Nothing()}),
-            base.model_copy(update={"feed_forward": Nothing()}),
-            base.model_copy(
+            base_block.model_copy(update={"norm_placement": "sandwich"}),
+            base_block.model_copy(update={"norm_placement": "output"}),
+            base_block.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
+            base_block.model_copy(update={"residual_scale": True}),
+            base_block.model_copy(update={"residual_scale": "residual"}),
+            base_block.model_copy(update={"residual_scale": "output"}),
+            base_block.model_copy(update={"input_norm": layernorm}),
+            base_block.model_copy(update={"attention": Nothing()}),
+            base_block.model_copy(update={"feed_forward": Nothing()}),
+            base_block.model_copy(
                 update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
             ),
             layernorm_block.model_copy(update={"parallel": "shared"}),
             layernorm_block.model_copy(update={"parallel": "separate"}),
-            base.model_copy(
+            base_block.model_copy(
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
             layernorm_block.model_copy(
@@ -423,21 +423,21 @@ def _reference_class() -> type[nn.Module]:
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    sublayer_name = "cross_attn" if part_context.cross else component.node_name
-                    self.add_module(sublayer_name, component.reference(part_context))
-                    self.order.append(sublayer_name)
+                    sublayer = "cross_attn" if part_context.cross else component.node_name
+                    self.add_module(sublayer, component.reference(part_context))
+                    self.order.append(sublayer)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
-            for sublayer_name in self.order if spec.residual_scale else ():
+            for sublayer in self.order if spec.residual_scale else ():
                 width, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer_name}_out_scale", Scaling(width, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", Scaling(width, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer_name}_residual_scale", Scaling(width, bias=scales_both))
-            for sublayer_name in self.order:
-                places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{sublayer_name}_{position}_norm" for position in places):
+                    self.add_module(f"{sublayer}_residual_scale", Scaling(width, bias=scales_both))
+            for sublayer in self.order:
+                norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
+                for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):
                     if norm not in spec.without_norms:
                         self.add_module(norm, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
@@ -447,29 +447,29 @@ def _reference_class() -> type[nn.Module]:
             """Applies the named norm, if the layer has it."""
             return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
-        def _residual_sum(self, sublayer_name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
+        def _residual_sum(self, sublayer: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
             sublayer_output = self._normalize(
-                f"{sublayer_name}_out_scale", self._normalize(f"{sublayer_name}_post_norm", sublayer_output)
+                f"{sublayer}_out_scale", self._normalize(f"{sublayer}_post_norm", sublayer_output)
             )
-            return self._normalize(f"{sublayer_name}_residual_scale", x) + sublayer_output
+            return self._normalize(f"{sublayer}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._normalize("input_norm", x)
-            start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
-            for sublayer_name in self.order:
-                source = start if self.parallel else x
-                sublayer_output = self.get_submodule(sublayer_name)(
-                    self._normalize(f"{sublayer_name}_pre_norm", source) if shared_input is None else shared_input,
+            layer_input, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
+            for sublayer in self.order:
+                branch_input = layer_input if self.parallel else x
+                sublayer_output = self.get_submodule(sublayer)(
+                    self._normalize(f"{sublayer}_pre_norm", branch_input) if shared_input is None else shared_input,
                     forward_pass,
                 )
                 sublayer_output = apply_dropout(
-                    self, "feed_forward" if sublayer_name == self.network else "attention_output", sublayer_output
+                    self, "feed_forward" if sublayer == self.network else "attention_output", sublayer_output
                 )
                 if self.placement == "post":
-                    x = self._normalize(f"{sublayer_name}_post_norm", x + sublayer_output)
+                    x = self._normalize(f"{sublayer}_post_norm", x + sublayer_output)
                 else:
-                    x = self._residual_sum(sublayer_name, x, sublayer_output)
+                    x = self._residual_sum(sublayer, x, sublayer_output)
                 del sublayer_output  # the classes of transformers give the sum the same name
             return x
 

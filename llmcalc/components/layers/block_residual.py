@@ -48,23 +48,23 @@ def record_mix(
     """
     if not block_count:
         return [x] * queries
-    (hidden,), sources, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
+    (hidden,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
     query_axes = () if queries == 1 else (query_axis,)
     with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        values = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
-        recorder.hold(values=values)
-        keys = recorder.norm("norm", values, norm, (hidden,))
-        values = keys if normed_values else values
-        recorder.hold(keys=keys, values=values)
+        earlier_and_running_sums = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden))
+        recorder.hold(values=earlier_and_running_sums)
+        keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden,))
+        earlier_and_running_sums = keys if normed_values else earlier_and_running_sums
+        recorder.hold(keys=keys, values=earlier_and_running_sums)
         query = recorder.vector("proj", *query_axes, hidden)
-        score_op = ops.Product(sources.size, hidden.size, queries, x.rows)
-        scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, sources))
+        score_op = ops.Product(source_axis.size, hidden.size, queries, x.rows)
+        scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, source_axis))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        mix_op = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = recorder.core("mix", mix_op, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
-        return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
+        mix_op = ops.Product(queries, source_axis.size, hidden.size, x.rows)
+        mixed_sums = recorder.core("mix", mix_op, mix_weights.view(query_axis, source_axis), earlier_and_running_sums, axes=(query_axis, hidden))
+        return [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
 
 
 class BlockResidualLayer(PreNormLayer):
@@ -108,17 +108,17 @@ class BlockResidualLayer(PreNormLayer):
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
                 recorder.vector("proj", *x.axes)
-        for sublayer_name, component, block_count in (
+        for sublayer, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{sublayer_name}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(recorder, f"{sublayer}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
             recorder.hold(y=sublayer_output)
             x = (
                 sublayer_output
-                if sublayer_name == "self_attn" and self.starts_block
+                if sublayer == "self_attn" and self.starts_block
                 else recorder.add(x, sublayer_output)
             )
             recorder.hold(x=x)
@@ -153,8 +153,8 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        (mixed,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
-        return mixed
+        (mixed_sums,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
+        return mixed_sums
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
@@ -176,7 +176,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Scores(nn.Module):
-        """Scores sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+        """The scores of residual sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
@@ -184,8 +184,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class WeightedSum(nn.Module):
         """Weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
-        def forward(self, mix_weights: Tensor, values: Tensor) -> Tensor:
-            return mix_weights @ values
+        def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
+            return mix_weights @ sources
 
     class Mix(nn.Module):
         """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
@@ -203,11 +203,11 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             self.scores, self.mix = Scores(), WeightedSum()
 
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
-            values = torch.stack([*block_sums, x], 2)
-            keys = self.norm(values)
+            sources = torch.stack([*block_sums, x], 2)
+            keys = self.norm(sources)
             mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
-            mixed = self.mix(mix_weights, keys if self.normed_values else values)
-            return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
+            mixed_sums = self.mix(mix_weights, keys if self.normed_values else sources)
+            return tuple(mixed_sums[..., i, :] for i in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
@@ -215,29 +215,29 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            for sublayer_name, component, block_count in (
+            for sublayer, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                if block_count or (sublayer_name == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{sublayer_name}_residual", Mix(spec.norm, model_properties))
-                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer_name, component.reference(model_properties))
+                if block_count or (sublayer == "self_attn" and spec.idle_residual):
+                    self.add_module(f"{sublayer}_residual", Mix(spec.norm, model_properties))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            for sublayer_name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
-                sums = forward_pass.memo["block_sums"][
+            for sublayer, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+                block_sums = forward_pass.memo["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
-                assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
-                (sublayer_input,) = self.get_submodule(f"{sublayer_name}_residual")(sums, x) if block_count else (x,)
-                sublayer_output = self.get_submodule(sublayer_name)(
-                    self.get_submodule(f"{sublayer_name}_pre_norm")(sublayer_input), forward_pass
+                assert len(block_sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
+                (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
+                sublayer_output = self.get_submodule(sublayer)(
+                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), forward_pass
                 )
-                starts_block = sublayer_name == "self_attn" and spec.starts_block
+                starts_block = sublayer == "self_attn" and spec.starts_block
                 if starts_block:
-                    forward_pass.memo["block_sums"] = [*sums, x]
+                    forward_pass.memo["block_sums"] = [*block_sums, x]
                 x = sublayer_output if starts_block else x + sublayer_output
             return x
 
@@ -253,7 +253,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return x
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
-            return mixed
+            (mixed_sum,) = self.output_residual(forward_pass.memo["block_sums"], x)
+            return mixed_sum
 
     return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}

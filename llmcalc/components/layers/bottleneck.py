@@ -107,9 +107,9 @@ class BottleneckLayer(WholeLayer):
             f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, narrow_axis, bias=True)
         )
 
-    def _normed_sum(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
+    def _normed_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        x = recorder.part(f"{sublayer}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 
@@ -127,8 +127,8 @@ class BottleneckLayer(WholeLayer):
             bottleneck_size=10,
             num_feedforward_networks=3,
         )
-        changes = {"num_feedforward_networks": 1, "norm": Norm(type="layernorm")}
-        return [layer, layer.model_copy(update=changes)]
+        changed_fields = {"num_feedforward_networks": 1, "norm": Norm(type="layernorm")}
+        return [layer, layer.model_copy(update=changed_fields)]
 
 
 @cache

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerLayer(PreNormLayer):
-    """x + network/2, x + attention, x + convolution, x + network/2 and a norm, with pre-norm parts.
+    """Half a network, attention, a convolution and half a network, each a pre-norm residual sublayer, then a norm.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.
@@ -87,14 +87,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for sublayer_name, component in (
+            for sublayer, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
-                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer_name, component.reference(model_properties))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, norm_name: str, x: Tensor) -> Tensor:

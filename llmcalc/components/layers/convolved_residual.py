@@ -74,10 +74,10 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         return x
 
     def _sublayer_inputs(
-        self, recorder: Flow, sublayer_name: str, x: Value, block_count: int, queries: int
+        self, recorder: Flow, sublayer: str, x: Value, block_count: int, queries: int
     ) -> list[Value]:
         return record_mix(
-            recorder, f"{sublayer_name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
+            recorder, f"{sublayer}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -111,7 +111,7 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    mix = block_residual_classes()["mix"]
+    mix_class = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
         """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
@@ -119,19 +119,19 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
-            weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for sublayer_name, component, block_count, stream_count in (
+            weightless_norm = Norm(type="rmsnorm", weight=False, eps=1e-6)
+            for sublayer, component, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
-                    self.add_module(f"{sublayer_name}_residual", mix(weightless, model_properties, True, stream_count))
-                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(sublayer_name, component.reference(model_properties))
+                    self.add_module(f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, stream_count))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{sublayer_name}_conv", convolution)
-            for sublayer_name in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{sublayer_name}_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer}_conv", convolution)
+            for sublayer in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
@@ -155,8 +155,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*block_sums, x]
             x = attention_output if spec.starts_block else x + attention_output
-            (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            network_output = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
+            (mixed_sum,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
+            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_pass)
             return x + component("mlp_conv")(network_output, forward_pass)
 
     return ConvolvedResidualReference

@@ -58,30 +58,30 @@ class FunnelAttention(MultiHeadMixer):
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
         k, v = (
-            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
-            for projection_name in ("k_proj", "v_proj")
+            recorder.linear(projection, kv_input, heads, head_dim, bias=True)
+            for projection in ("k_proj", "v_proj")
         )
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
-            for projection_name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
+            for projection in ("position", "segment")
         )
         by_distance = recorder.core(
             "distances",
             ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
             position_q,
-            r,
+            distance_keys,
             axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         by_segment = recorder.core(
             "segment_scores",
             ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
             segment_q,
-            tables,
+            segment_keys,
             axes=(heads,),
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
@@ -147,8 +147,8 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (sharing is None or sharing.is_first):
-            rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
-            queries = recorder.resampled(x, rows)
+            halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
         attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
@@ -195,8 +195,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Scores(nn.Module):
         """Scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
 
-        def forward(self, q: Tensor, rows: Tensor) -> Tensor:
-            scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
+        def forward(self, q: Tensor, table_rows: Tensor) -> Tensor:
+            scores = q.transpose(0, 1).flatten(1, 2) @ table_rows.permute(1, 2, 0)
             return scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
 
     class FunnelAttentionReference(nn.Module):
@@ -217,26 +217,26 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _split_heads(self, x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
-            """Runs attention. step: the distance in tokens between neighbouring keys."""
-            key_source = x if source is None else source
-            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source)))
-            queries, keys, is_halved = x.shape[1], key_source.shape[1], source is not None
+        def forward(self, x: Tensor, forward_pass: ForwardPass, kv_source: Tensor | None = None, key_stride: int = 1) -> Tensor:
+            """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
+            key_source = x if kv_source is None else kv_source
+            q, k, v = (self._split_heads(projected) for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source)))
+            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(
                 largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
             )
-            angles = angles_of(distances * step, self.hidden, 10000.0)
+            angles = angles_of(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
-            r = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
+            distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
             biases = (
                 getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
             )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
-            index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
-            index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
-            distance_scores = self.distances(position_q, r).gather(-1, index)
+            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             attention_output = self.core(
                 content_q, k, v, distance_scores + segment_scores[..., 1:]
@@ -288,9 +288,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._lengthen_tokens(x, forward_pass) if self.spec.lengthens else x
             queries = self._halve_tokens(x) if self.halves else x
-            source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
-            step = 1 if self.spec.lengthens else 2**self.spec.halvings
-            attention_output = self.self_attn(queries, forward_pass, source, step)
+            kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
+            attention_output = self.self_attn(queries, forward_pass, kv_source, key_stride)
             attention_output = self.self_attn_post_norm(
                 queries + apply_dropout(self, "attention_output", attention_output)
             )

@@ -78,10 +78,10 @@ class GatedCrossLayer(PreNormLayer):
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
-        for sublayer_name, norm, component, kind, arguments in sublayers:
-            residual_branch = recorder.part(f"{sublayer_name}_pre_norm", norm, x, role=role)
-            residual_branch = recorder.part(sublayer_name, component, residual_branch, role=role, **arguments)
-            gate_value = recorder.part(f"{sublayer_name}_gate", gate, x, role=role, kind=kind)
+        for sublayer, norm, component, node_kind, arguments in sublayers:
+            residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=role)
+            residual_branch = recorder.part(sublayer, component, residual_branch, role=role, **arguments)
+            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=role, kind=node_kind)
             if self.runs_on_text:
                 recorder.hold(x=x, y=residual_branch)
                 x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))
@@ -134,23 +134,23 @@ def _reference_class() -> type[nn.Module]:
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1
-            for sublayer_name, norm, component, part_context in (
+            for sublayer, norm, component, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
-                self.add_module(f"{sublayer_name}_pre_norm", norm.reference(model_properties))
-                self.add_module(sublayer_name, component.reference(part_context))
-                self.add_module(f"{sublayer_name}_gate", vector(torch.zeros(gate_size)))
+                self.add_module(f"{sublayer}_pre_norm", norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(part_context))
+                self.add_module(f"{sublayer}_gate", vector(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:
                 return x
             forward_without_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
-            for sublayer_name in ("cross_attn", "mlp"):
-                sublayer_output = self.get_submodule(sublayer_name)(
-                    self.get_submodule(f"{sublayer_name}_pre_norm")(x), forward_without_image
+            for sublayer in ("cross_attn", "mlp"):
+                sublayer_output = self.get_submodule(sublayer)(
+                    self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image
                 )
-                gate: Any = self.get_submodule(f"{sublayer_name}_gate")
+                gate: Any = self.get_submodule(f"{sublayer}_gate")
                 x = x + sublayer_output * torch.tanh(gate.weight)
             return x
 

@@ -75,9 +75,9 @@ class GlobalTokens(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the global tokens before the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
-        table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
+        token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
-        return recorder.prefixed(x, table, Joined(first=global_rows, second=text_rows))
+        return recorder.prefixed(x, token_table, Joined(first=global_rows, second=text_rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
@@ -133,13 +133,13 @@ class GlobalLocalAttention(EqualHeadsMixer):
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
-        rows, text_rows = x.rows, x.rows.second
+        token_rows, text_rows = x.rows, x.rows.second
         if self.staggered:
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
-            x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
+            x = recorder.resized(x, Joined(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
         q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
@@ -150,7 +150,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
         attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
         recorder.hold(out=attention_output)
         attention_output = recorder.linear("o_proj", attention_output, *x.axes)
-        return recorder.resized(attention_output, rows) if self.staggered else attention_output
+        return recorder.resized(attention_output, token_rows) if self.staggered else attention_output
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
@@ -259,8 +259,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
-            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection_name, nn.Linear(hidden, hidden, bias=False))
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection, nn.Linear(hidden, hidden, bias=False))
             self.core = Core(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -269,8 +269,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(projection_name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
             attention_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
             attention_output = self.get_submodule("o_proj")(attention_output)

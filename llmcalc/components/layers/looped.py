@@ -91,9 +91,9 @@ class LoopedAttention(GroupedQueryMixer):
         return self._project(recorder, "o_proj", attention_output, role, *x.axes)
 
     def _project(
-        self, recorder: Flow, projection_name: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, projection: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        with recorder.scope(projection_name, role=role):
+        with recorder.scope(projection, role=role):
             return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
     def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
@@ -192,7 +192,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.first_loop: list[nn.Module] = []
 
-        def become_second_loop(self, first_attention: LoopedAttentionReference) -> None:
+        def turn_into_second_loop(self, first_attention: LoopedAttentionReference) -> None:
             """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
@@ -236,7 +236,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return
             share_tensors(first_layer, self)
             attention: Any = self.self_attn
-            attention.become_second_loop(first_layer.self_attn)
+            attention.turn_into_second_loop(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)

@@ -84,12 +84,12 @@ class ShortcutLayer(PreNormLayer):
         rms = Norm(type="rmsnorm")
         grouped_attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        corrected_router, identity_experts = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
         narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
         experts = MoE(
             num_experts=5,
             num_experts_per_tok=2,
-            identity_experts=identities,
+            identity_experts=identity_experts,
             expert=narrow_network,
             router=corrected_router,
         )

@@ -136,9 +136,9 @@ class SharedBlock(Part):
             adapter_output = record_projections()
         if other_adapters is not None:
             adapter_count, role = other_adapters
-            indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields) as others:
-                others.per_layer = role == "kept"  # the layers that run them create them
+            adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
+            with recorder.scope("adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields) as adapter_positions:
+                adapter_positions.per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -261,7 +261,7 @@ def _reference_class() -> type[nn.Module]:
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
+        """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -298,11 +298,11 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
-            for projection_name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear: Any = getattr(self.self_attn, projection_name)
+            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                linear: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
-                    projection_name,
+                    projection,
                     Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 

@@ -36,7 +36,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..choice import class_at
+from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from .value_convolution import ValueConvolution
     from .value_experts import ValueExperts
 else:
-    QKNorm, QueryFactors = class_at("mixers.qk_norm:QKNorm"), class_at("mixers.query_factors:QueryFactors")
-    OutputGate = class_at("mixers.output_gate:OutputGate")
-    ValueConvolution = class_at("mixers.value_convolution:ValueConvolution")
-    ValueExperts = class_at("mixers.value_experts:ValueExperts")
+    QKNorm, QueryFactors = component_type("mixers.qk_norm:QKNorm"), component_type("mixers.query_factors:QueryFactors")
+    OutputGate = component_type("mixers.output_gate:OutputGate")
+    ValueConvolution = component_type("mixers.value_convolution:ValueConvolution")
+    ValueExperts = component_type("mixers.value_experts:ValueExperts")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -322,9 +322,9 @@ class Attention(TokenMixer):
     def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def _can_share_with(self, other: Attention) -> bool:
+    def _can_share_with(self, other_layer: Attention) -> bool:
         """Whether this layer can share keys and values with the other layer."""
-        return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
+        return all(map(same, self.sharing_key_of(), other_layer.sharing_key_of()))
 
     def flow(
         self,
@@ -340,14 +340,14 @@ class Attention(TokenMixer):
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
-        a, k, d = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        num_heads, k, d = self.sizes(x.width)
+        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
         projected = self._projected_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
         q = self._normed_and_rotated(recorder, projected, "q_norm", head_dim)
-        for projection_name in self.idle_projections:
-            with recorder.scope(projection_name, role="idle"):
+        for projection in self.idle_projections:
+            with recorder.scope(projection, role="idle"):
                 recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
@@ -404,10 +404,10 @@ class Attention(TokenMixer):
             recorder.hold(out=attention_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        attention_output = self._normed_and_gated(recorder, x, attention_output, value_axis)
+        attention_output = self._normalize_and_gate(recorder, x, attention_output, value_axis)
         return recorder.linear("o_proj", attention_output, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normed_and_gated(self, recorder: Flow, x: Value, attention_output: Value, value_axis: Axis) -> Value:
+    def _normalize_and_gate(self, recorder: Flow, x: Value, attention_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
             attention_output = recorder.norm("head_norm", attention_output, self.head_norm, (value_axis,))
@@ -422,12 +422,12 @@ class Attention(TokenMixer):
         return attention_output
 
     def _projected_heads(
-        self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
+        self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(projection_name, x, *output_axes, bias=bias, fused=self.fused_qkv)
-        with recorder.scope(projection_name):
+            return recorder.linear(projection, x, *output_axes, bias=bias, fused=self.fused_qkv)
+        with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
     def _normed_and_rotated(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
@@ -465,7 +465,7 @@ class Attention(TokenMixer):
                 Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
-            shareable = (shared for shared in reversed(computed_keys_and_values) if self._can_share_with(shared[0]))
+            shareable = (lower_layer for lower_layer in reversed(computed_keys_and_values) if self._can_share_with(lower_layer[0]))
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
@@ -496,8 +496,8 @@ class Attention(TokenMixer):
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
         if not is_cross_attention and recorder.memo.get("lends"):
-            kind = self.sharing_key_of()
-            recorder.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
+            sharing_key = self.sharing_key_of()
+            recorder.keep(**{f"keys of {sharing_key}": keys, f"values of {sharing_key}": values})
         return keys, values
 
     def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
@@ -520,11 +520,11 @@ class Attention(TokenMixer):
         return "Shazeer 2019, §3" if single_kv_head else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
-        a, k, d = self.sizes(hidden_size)
-        attention_kind = "MHA" if k == a else "MQA" if k == 1 else "GQA"
+        num_heads, k, d = self.sizes(hidden_size)
+        attention_kind = "MHA" if k == num_heads else "MQA" if k == 1 else "GQA"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{attention_kind} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
+        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window}{chunk}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -545,41 +545,41 @@ class Attention(TokenMixer):
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
         token_indexer = TokenIndexer(index_n_heads=3, index_head_dim=8, index_topk=5, rotary_dim=4)
         four_heads = partial(cls, num_attention_heads=4)
-        grouped = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
+        grouped_query = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
         few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
         biased_experts = ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True))
         one_expert = ValueExperts(num_experts=3, num_experts_per_tok=1)
         return [
             four_heads(),
-            grouped(head_dim=16),  # head_dim is not hidden / heads
+            grouped_query(head_dim=16),  # head_dim is not hidden / heads
             four_heads(num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
             four_heads(k_bias=True, v_bias=True, position=half_rope),
-            grouped(qk_norm=QKNorm(norm=rms)),
-            grouped(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
-            grouped(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
-            grouped(sliding_window=5, sinks=True),
+            grouped_query(qk_norm=QKNorm(norm=rms)),
+            grouped_query(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
+            grouped_query(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
+            grouped_query(sliding_window=5, sinks=True),
             four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
             four_heads(position=TransformerXL()),
-            grouped(block_indexer=indexer),
+            grouped_query(block_indexer=indexer),
             four_heads(head_dim=8, position=few_buckets),
-            grouped(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
-            grouped(output_gate=OutputGate(per="head")),
+            grouped_query(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
+            grouped_query(output_gate=OutputGate(per="head")),
             four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
-            grouped(head_dim=8, sub_norm=rms),
-            grouped(head_dim=8, head_norm=rms),
-            grouped(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
-            grouped(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
-            grouped(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
+            grouped_query(head_dim=8, sub_norm=rms),
+            grouped_query(head_dim=8, head_norm=rms),
+            grouped_query(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
+            grouped_query(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
+            grouped_query(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
             four_heads(sinks=True, float32_softmax=False),
-            grouped(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
-            grouped(float32_scores=True),
+            grouped_query(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
+            grouped_query(float32_scores=True),
             four_heads(q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
-            grouped(head_dim=8, whole_pass=True, position=None),
-            grouped(
+            grouped_query(head_dim=8, whole_pass=True, position=None),
+            grouped_query(
                 head_dim=8, output_gate=OutputGate(per="element", gate_func="softplus"), value_experts=biased_experts
             ),
             four_heads(output_gate=OutputGate(per="head", gate_func="silu"), value_experts=one_expert),
-            grouped(head_dim=8, v_head_dim=5, block_indexer=token_indexer),
+            grouped_query(head_dim=8, v_head_dim=5, block_indexer=token_indexer),
         ]
 
 
@@ -608,8 +608,8 @@ def _reference_class() -> type[nn.Module]:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
-            for projection_name in spec.idle_projections:
-                self.add_module(projection_name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
+            for projection in spec.idle_projections:
+                self.add_module(projection, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -667,13 +667,13 @@ def _reference_class() -> type[nn.Module]:
             concatenated_heads = x.transpose(1, 2).flatten(2)
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
+        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, first_position: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
             norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotated(x, forward_pass, start)
+                x = self.spec.position.rotated(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
@@ -714,7 +714,7 @@ def _reference_class() -> type[nn.Module]:
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
             if spec.kv_shared and sharing_key not in forward_pass.memo:
-                forward_pass.memo[sharing_key] = self._with_target_keys(x, forward_pass)
+                forward_pass.memo[sharing_key] = self._join_target_keys(x, forward_pass)
             keys_and_values: tuple[Tensor, Tensor] = (
                 forward_pass.memo[sharing_key]
                 if spec.kv_shared
@@ -724,8 +724,8 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _with_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), concatenated with this pass's."""
+        def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+            """Returns a target model's cached keys and values (zeros here), followed by the keys and values of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
@@ -733,7 +733,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
+            queries, keys, end_position, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
                 forward_pass,
                 x,
@@ -742,7 +742,7 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_pass, end, queries, keys, x.device)
+            return mask, self._score_bias(forward_pass, end_position, queries, keys, x.device)
 
         def _score_bias(
             self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
@@ -761,20 +761,20 @@ def _reference_class() -> type[nn.Module]:
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             if not self.cross:
-                self._score_bias(forward_pass, end, x.shape[1], end, x.device)
+                self._score_bias(forward_pass, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
+            squares = [square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)]
             square_outputs = []
             for patches in squares:
-                index = patches.to(q.device)
-                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+                patch_index = patches.to(q.device)
+                square_outputs.append(self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap))
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 

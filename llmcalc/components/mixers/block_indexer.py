@@ -97,17 +97,17 @@ class BlockIndexer(Part):
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._keys_of_mask(recorder, self._chosen_mask(recorder, x, position), keys, values)
+        return self._selected_keys_and_values(recorder, self._chosen_mask(recorder, x, position), keys, values)
 
-    def _keys_of_mask(
+    def _selected_keys_and_values(
         self, recorder: Flow, mask: Value, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        all_heads, *_ = keys.axes
-        assert isinstance(all_heads, Axis)
+        kv_heads, *_ = keys.axes
+        assert isinstance(kv_heads, Axis)
         core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
         with recorder.function():
             recorder.hold(k=keys, v=values)
-            mask = recorder.repeat(mask, all_heads)
+            mask = recorder.repeat(mask, kv_heads)
             recorder.hold(seen=mask)
             mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
         recorder.hold(k=keys, v=values, mask=mask)
@@ -158,25 +158,25 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, end = self.spec, forward_pass.past + x.shape[1]
+            spec, end_position = self.spec, forward_pass.past + x.shape[1]
             q = self._rotate(
                 self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_pass
             )
             (k,) = self.cache(forward_pass, self._rotate(self.k_norm(self.k_proj(x)), forward_pass))
             positions, keys = (
-                forward_pass.positions(forward_pass.past, end, x.device),
-                forward_pass.positions(0, end, x.device),
+                forward_pass.positions(forward_pass.past, end_position, x.device),
+                forward_pass.positions(0, end_position, x.device),
             )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
-            blocks = -(-end // spec.index_block_size)
-            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
+            blocks = -(-end_position // spec.index_block_size)
+            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end_position), value=float("-inf"))
             block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
             block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
             rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
+            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end_position] & (
                 keys[None] <= positions[:, None]
             )
 
@@ -194,13 +194,13 @@ def _reference_class() -> type[nn.Module]:
                 return k, v, selected_mask
             end, block_size = k.shape[-2], self.spec.index_block_size
             read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
-            indices = (
+            token_indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)
                 .sort(dim=-1, descending=True, stable=True)
                 .indices[..., :read_tokens, None]
             )
-            k, v = (t.gather(2, indices.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+            k, v = (tensor.gather(2, token_indices.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
             return k, v, torch.ones_like(selected_mask[..., :read_tokens])
 
     return BlockIndexerReference

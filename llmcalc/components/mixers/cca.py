@@ -121,25 +121,25 @@ class CompressedConvAttention(WindowedMixer):
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, head_dim), (kv_heads, _) = q.axes, k.axes
-        all_heads, t0, t1 = JoinedShapes(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        joined_heads = recorder.cat(q, k, axes=(all_heads, head_dim))
+        joined_axes, head_kernel, group_kernel = JoinedShapes(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
-        recorder.state("conv_state", all_heads, head_dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        padded_rows = recorder.padded(joined_heads, t0 + t1 - 2, state="conv_state")
+        recorder.state("conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state")
+        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined_heads = recorder.conv(
             "conv_channels",
             padded_rows,
-            all_heads,
+            joined_axes,
             head_dim,
-            kernel=t0,
+            kernel=head_kernel,
             groups=joined_heads.width,
-            overlap=t1 - 1,
+            overlap=group_kernel - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
-            "conv_heads", joined_heads, all_heads, head_dim, kernel=t1, groups=all_heads.size, **conv_options
+            "conv_heads", joined_heads, joined_axes, head_dim, kernel=group_kernel, groups=joined_axes.size, **conv_options
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)

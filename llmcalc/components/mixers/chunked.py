@@ -62,18 +62,18 @@ class ChunkedAttention(MultiHeadMixer):
         return "chunked" if self.num_hashes is None else "hashed"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, size = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         if self.num_hashes is None:
-            q, k = (recorder.linear(projection_name, x, heads, size) for projection_name in ("q_proj", "k_proj"))
+            q, k = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj"))
         else:
-            q = recorder.linear("qk_proj", x, heads, size)
-            k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (size,))
+            q = recorder.linear("qk_proj", x, heads, head_dim)
+            k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (head_dim,))
             rotations = ops.HashRotations(
-                q.axes[0].size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
+                q.axes[0].size, head_dim.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
             )
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
-        v = recorder.linear("v_proj", x, heads, size)
+        v = recorder.linear("v_proj", x, heads, head_dim)
         limits: dict[str, Any] = {
             "block": self.chunk_length,
             "before": self.chunks_before,
@@ -149,18 +149,18 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
             hidden, width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
-            names = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
-            for projection_name in names:
-                self.add_module(projection_name, nn.Linear(hidden, width, bias=False))
-            self.names = names
+            projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
+            for projection in projections:
+                self.add_module(projection, nn.Linear(hidden, width, bias=False))
+            self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
             self.core, self.o_proj = Core(spec, model_properties.causal), nn.Linear(width, hidden, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, *k, v = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in self.names
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in self.names
             )
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
@@ -169,8 +169,8 @@ def _reference_class() -> type[nn.Module]:
                 attention_output, _ = self.core(q, keys, v, position, has_chunks)
             else:
                 token_order = self.hashing(q)
-                index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
-                sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, index % tokens) for row in (q, keys, v))
+                token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
+                sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for row in (q, keys, v))
                 attention_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
                 attention_output, log_sums = (
                     row.unflatten(2, (self.hashes, tokens)) for row in (attention_output, log_sums)

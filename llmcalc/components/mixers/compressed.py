@@ -95,7 +95,7 @@ class CompressedAttention(EntryAttention):
     def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope) -> Value:
         """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
         assert self.compress_rate is not None
-        rate = Axis("rate", self.compress_rate)
+        rate_axis = Axis("rate", self.compress_rate)
         series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
         with recorder.scope(compressor_name):
             projections = (
@@ -105,35 +105,35 @@ class CompressedAttention(EntryAttention):
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
             unpooled_rows = recorder.with_rest(*projections)
             recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
-            kv, gate = (recorder.windows(series_rows, rate) for series_rows in unpooled_rows)
-            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series_axes, count=rate.size))
+            kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
+            gate = recorder.add(gate, recorder.vector("position_bias", rate_axis, *series_axes, count=rate_axis.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._with_last_window(recorder, kv, gate, rate, head_dim, x.rows)
+                kv, gate = self._with_last_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
-            entries = recorder.rope(entries, rope, row_stride=rate.size)
+            entries = recorder.rope(entries, rope, row_stride=rate_axis.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(head_dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
             return recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _with_last_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate: Axis, head_dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
-        window_rows = JoinedShapes(((rate,), (rate,)))
+        window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(series_value, (rate, head_dim), (rate, head_dim)) for series_value in (kv, gate)
+                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim)) for series_value in (kv, gate)
             )
-            zeros = (
+            zero_windows = (
                 recorder.zeros(delayed_series, state="last_window"),
                 recorder.zeros(gate_delayed_series, state="last_window"),
             )
-            first_window, first_gate = (recorder.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
+            first_window, first_gate = (recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows))
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.LastWindow(head_dim.size, rate.size, rows=tokens)
+            op = ops.LastWindow(head_dim.size, rate_axis.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
@@ -142,13 +142,13 @@ class CompressedAttention(EntryAttention):
                 delayed_gate, current_gate, axes=(window_rows, head_dim)
             )
 
-    def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate)
-        weight = Weight(projection_name, output_axes, x.axes)
+        weight = Weight(projection, output_axes, x.axes)
         return recorder.step(
-            "linear", projection_name, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
+            "linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -206,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
                 if stored_window is None
-                else tuple(t[:, None] for t in stored_window)
+                else tuple(tensor[:, None] for tensor in stored_window)
             )
             self.last_window.keep(forward_pass, delayed_series[:, -1], gate_delayed_series[:, -1])
             delayed_window = (
@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
             window_tokens = windows * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
             if windows:
-                kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
                     kv, gate = self._with_last_window(kv, gate, forward_pass)
@@ -280,16 +280,16 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            spec, end = self.spec, forward_pass.past + x.shape[1]
+            spec, end_position = self.spec, forward_pass.past + x.shape[1]
             entries = self.compressor(x, forward_pass)
-            complete_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            complete_entries = (forward_pass.positions(forward_pass.past, end_position, x.device) + 1) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries
             selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, index), allowed_entries[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
             return entries, (allowed_entries & selected_mask)[:, None]

@@ -29,13 +29,13 @@ def delta_rule_class() -> type[nn.Module]:
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
         """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system` below the diagonal."""
-        size = system.shape[-1]
-        identity = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
-        rows = [identity[..., 0, :]]
-        for i in range(1, size):
-            solved_rows = torch.stack(rows, -2)
-            rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
-        return torch.stack(rows, -2)
+        row_count = system.shape[-1]
+        identity = torch.eye(row_count, dtype=system.dtype, device=system.device).expand(system.shape)
+        inverse_rows = [identity[..., 0, :]]
+        for i in range(1, row_count):
+            solved_rows = torch.stack(inverse_rows, -2)
+            inverse_rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
+        return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
         """The delta rule in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → o, shape of v.

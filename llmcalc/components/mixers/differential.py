@@ -102,21 +102,21 @@ class DifferentialAttention(WindowedMixer):
         k, v = self._keys_and_values(recorder, x, kv_heads, head_dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
-        halves = (
+        head_halves = (
             recorder.repeat(half_heads, kv_heads, tiled=True)
             for half_heads in recorder.split(v, half_of_values, half_of_values)
         )
-        first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in halves)
+        first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in head_halves)
         recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = recorder.repeat(k, heads)
         recorder.hold(k=k)
         window = self.sliding_window
-        cores = (
+        attention_cores = (
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
         double_dim = JoinedShapes(((head_dim,), (head_dim,)))
-        joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
+        joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
         subtracted_share = recorder.plus(
@@ -142,26 +142,26 @@ class DifferentialAttention(WindowedMixer):
 
     def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
-        key = f"keys and values of {self.sharing_key_of()}"
+        memo_key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
             placeholder = (Value(x.rows, (kv_heads, head_dim), fixed=True),) * 2  # nothing: the layer is recorded alone
-            keys, values = recorder.memo.get(key, placeholder)
+            keys, values = recorder.memo.get(memo_key, placeholder)
             return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
                 *recorder.rank_part((kv_heads, head_dim))
             )
         keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
-        recorder.memo[key] = keys, values = recorder.cache(
+        recorder.memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, limit=self.sliding_window
         )
         if recorder.memo.get("lends"):
             recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
         return keys, values
 
-    def _lambda_term(self, recorder: Flow, term: str, head_dim: Axis) -> Value:
+    def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
         """Records one of the two factors exp(λ_q · λ_k) in λ."""
         product = recorder.mul(
-            recorder.vector(f"lambda_q{term}", head_dim), recorder.vector(f"lambda_k{term}", head_dim)
+            recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
         )
         return recorder.act(recorder.sum(product), "exp")
 
@@ -203,8 +203,8 @@ def _reference_class() -> type[nn.Module]:
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
 
-        def _lambda_term(self, term: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
+        def _lambda_term(self, factor_index: int) -> Tensor:
+            q, k = (getattr(self, f"lambda_{letter}{factor_index}").weight for letter in "qk")
             return (q * k).sum().exp()
 
         def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

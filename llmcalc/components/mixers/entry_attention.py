@@ -118,9 +118,9 @@ class EntryAttention(TokenMixer):
         return None if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        rate, selected = self.compress_rate, self.selected_entries
-        selected_tokens = None if rate is None or selected is None else rate * selected
-        return tuple(limit for limit in (self.sliding_window, rate, selected_tokens) if limit is not None)
+        compress_rate, max_entries = self.compress_rate, self.selected_entries
+        selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
+        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -188,10 +188,10 @@ class EntryAttention(TokenMixer):
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
-        entries = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
+        entries_text = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
         return (
-            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
+            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries_text}{selection_text}"
         )
 
 
@@ -225,8 +225,8 @@ def group_map_class() -> type[nn.Module]:
             nn.init.normal_(self.weight, std=n_in**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
-            rows = x.flatten(0, 1).transpose(0, 1)
-            return torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+            group_rows = x.flatten(0, 1).transpose(0, 1)
+            return torch.bmm(group_rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
 
     return GroupMap
 
@@ -280,9 +280,9 @@ def entry_attention_class() -> Any:
             scores = scores * spec.head_dim**-0.5
             if entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
-            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            attention_weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+            attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
             attention_output = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
                 attention_output = attention_output + self.entry_core(q, entries, attention_weights[..., keys:])

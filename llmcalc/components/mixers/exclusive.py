@@ -100,14 +100,14 @@ class ExclusiveAttention(WindowedMixer):
             "core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window
         )
         recorder.hold(out=attention_output, v=values)
-        attention_output = self._without_own_value(recorder, attention_output, values)
+        attention_output = self._subtract_own_value(recorder, attention_output, values)
         recorder.hold(out=attention_output)
         attention_output = recorder.mul(
             attention_output, recorder.act(recorder.linear("gate_proj", x, heads, head_dim), "sigmoid")
         )
         return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
 
-    def _without_own_value(self, recorder: Flow, attention_output: Value, values: Value) -> Value:
+    def _subtract_own_value(self, recorder: Flow, attention_output: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
         kv_heads, head_dim = values.axes
         assert isinstance(kv_heads, Axis)
@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotated(norm(h), forward_pass, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
+            q, k = (spec.position.rotated(norm(heads), forward_pass, 0) for norm, heads in ((self.q_norm, q), (self.k_norm, k)))
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)

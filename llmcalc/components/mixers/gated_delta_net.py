@@ -82,11 +82,11 @@ class GatedDeltaNet(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
-        if values % keys:
+        keys, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
+        if value_heads % keys:
             raise ValueError(
-                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {values}; expected a divisor "
-                f"of {values}"
+                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; expected a divisor "
+                f"of {value_heads}"
             )
         return self
 
@@ -97,15 +97,15 @@ class GatedDeltaNet(TokenMixer):
         heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
-        values: Shape = (heads, value_dim)
+        value_axes: Shape = (heads, value_dim)
         q = recorder.linear("q_proj", x, *keys)
         k = recorder.linear("k_proj", x, *keys)
-        v = recorder.linear("v_proj", x, *values)
-        qkv_axes = JoinedShapes((keys, keys, values))
-        u = recorder.cat(q, k, v, axes=(qkv_axes,))
-        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        v = recorder.linear("v_proj", x, *value_axes)
+        qkv_axes = JoinedShapes((keys, keys, value_axes))
+        qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
+        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = recorder.mul(
@@ -116,13 +116,13 @@ class GatedDeltaNet(TokenMixer):
         )
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
-        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         recurrence_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=value_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=value_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
-        gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
+        gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")
         recurrence_output = recorder.norm(
             "norm", recurrence_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,)
         )

@@ -139,9 +139,9 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored = self.conv_state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
-            inputs = torch.cat([earlier, x], 1)
+            stored_rows = self.conv_state.load(forward_pass)
+            earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
+            inputs = torch.cat([earlier_rows, x], 1)
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
@@ -199,10 +199,10 @@ def _reference_class() -> type[nn.Module]:
             v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
             q = limit_norm(q, 512**0.5).transpose(1, 2)
             k, v = self.cache(forward_pass, limit_norm(k, 512**0.5), self.v_norm(v))
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
+            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end_position, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             attention_output = (
                 self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)

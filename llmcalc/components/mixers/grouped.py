@@ -81,9 +81,9 @@ class WindowedMixer(GroupedQueryMixer):
 def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
     """Raises `Unscalable` unless there are as many key and value heads as query heads."""
     if not same(head_sizes.kv_heads, head_sizes.heads):
-        kind = type(mixer).model_fields["type"].default
+        type_name = type(mixer).model_fields["type"].default
         raise Unscalable(
-            f"attention.type '{kind}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
+            f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
             "none"
         )
 
@@ -126,10 +126,10 @@ class EqualHeadsMixer(TokenMixer):
 
     def _check_divisor(self, stack_position: StackPosition, field: str) -> None:
         """Raises `ValueError` unless the field divides the width of the layer."""
-        number = getattr(self, field)
-        if stack_position.width % number:
+        head_count = getattr(self, field)
+        if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.where}.{field}: {number}; expected a divisor of hidden_size {stack_position.width}"
+                f"{stack_position.where}.{field}: {head_count}; expected a divisor of hidden_size {stack_position.width}"
             )
 
 
@@ -144,8 +144,8 @@ def grouped_reference_class() -> Any:
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for projection_name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(projection_name, nn.Linear(hidden, width, bias=bias))
+            for projection, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(projection, nn.Linear(hidden, width, bias=bias))
             self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
@@ -155,6 +155,6 @@ def grouped_reference_class() -> Any:
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group_size == 1 else tuple(t.repeat_interleave(group_size, axis) for t in tensors)
+            return tensors if group_size == 1 else tuple(tensor.repeat_interleave(group_size, axis) for tensor in tensors)
 
     return GroupedReference

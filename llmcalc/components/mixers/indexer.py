@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of the attention operation and its rows: the number of attended tokens."""
+        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:

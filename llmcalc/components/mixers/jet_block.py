@@ -73,9 +73,9 @@ class JetBlock(TokenMixer):
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs = (q, k, v, decay, beta)
-        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         recurrence_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=(heads, value_dim)),
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=(heads, value_dim)),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
@@ -86,8 +86,8 @@ class JetBlock(TokenMixer):
         return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        sizes = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
-        return f"JetBlock {self.linear_num_value_heads} × {sizes}"
+        head_dims = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        return f"JetBlock {self.linear_num_value_heads} × {head_dims}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -120,12 +120,12 @@ def _reference_class() -> type[nn.Module]:
         state: the module that keeps the last `kernel` inputs of each channel.
         """
 
-        def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
+        def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:
             kernel = filters.shape[-1]
-            stored_input = state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            tokens_with_past = torch.cat([earlier, x], 1)
-            state.keep(forward_pass, tokens_with_past[:, -kernel:])
+            stored_input = state_module.load(forward_pass)
+            earlier_inputs = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            tokens_with_past = torch.cat([earlier_inputs, x], 1)
+            state_module.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 

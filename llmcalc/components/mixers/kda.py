@@ -92,22 +92,22 @@ class KimiDeltaAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
-        all_heads: Shape = (heads, head_dim)
-        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((all_heads, all_heads, all_heads))
-        u = recorder.cat(
-            *(recorder.linear(projection_name, x, *all_heads) for projection_name in ("q_proj", "k_proj", "v_proj")),
+        head_axes: Shape = (heads, head_dim)
+        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((head_axes, head_axes, head_axes))
+        qkv = recorder.cat(
+            *(recorder.linear(projection, x, *head_axes) for projection in ("q_proj", "k_proj", "v_proj")),
             axes=(qkv_axes,),
         )
-        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs = (q, k, v, self._record_log_decay(recorder, x, all_heads), beta)
+        inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
-        rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         recurrence_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         recurrence_output = recorder.norm(
@@ -116,7 +116,7 @@ class KimiDeltaAttention(TokenMixer):
         return recorder.linear(
             "o_proj",
             recorder.mul(
-                recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")
+                recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, head_axes), "sigmoid")
             ),
             *x.axes,
         )
@@ -125,23 +125,23 @@ class KimiDeltaAttention(TokenMixer):
         """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
 
-    def _record_log_decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:
+    def _record_log_decay(self, recorder: Flow, x: Value, head_axes: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
-        heads, *_ = all_heads
+        heads, *_ = head_axes
         decay_logits = recorder.add(
-            self._gate_projection(recorder, "f", x, all_heads), recorder.vector("dt_bias", *all_heads)
+            self._gate_projection(recorder, "f", x, head_axes), recorder.vector("dt_bias", *head_axes)
         )
-        rate = recorder.act(recorder.vector("A_log", heads), "exp")
+        decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
-            return recorder.mul(recorder.act(decay_logits, "softplus"), rate)
-        return recorder.act(recorder.mul(decay_logits, rate), "sigmoid")
+            return recorder.mul(recorder.act(decay_logits, "softplus"), decay_rate)
+        return recorder.act(recorder.mul(decay_logits, decay_rate), "sigmoid")
 
-    def _gate_projection(self, recorder: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, letter: str, x: Value, head_axes: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(letter):
-            return recorder.linear(f"{letter}_proj", x, *all_heads)
+            return recorder.linear(f"{letter}_proj", x, *head_axes)
         low_rank = recorder.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{letter}_b_proj", low_rank, *all_heads)
+        return recorder.linear(f"{letter}_b_proj", low_rank, *head_axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -198,21 +198,21 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
-            names = (
+            projections = (
                 (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
-            for projection_name in names:
-                x = self.get_submodule(projection_name)(x)
+            for projection in projections:
+                x = self.get_submodule(projection)(x)
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits = self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float())
-            rate = self.A_log.weight.float().exp()[:, None, None]
+            decay_rate = self.A_log.weight.float().exp()[:, None, None]
             return (
-                -rate * F.softplus(decay_logits)
+                -decay_rate * F.softplus(decay_logits)
                 if self.lower_bound is None
-                else self.lower_bound * (rate * decay_logits).sigmoid()
+                else self.lower_bound * (decay_rate * decay_logits).sigmoid()
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

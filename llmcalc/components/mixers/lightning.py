@@ -72,10 +72,10 @@ class LightningAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, head_dim)
+        head_axes: Shape = (heads, head_dim)
         q, k, v = (
-            recorder.linear(projection_name, x, *all_heads, bias=self.qkv_bias)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
+            for projection in ("q_proj", "k_proj", "v_proj")
         )
         q = self._normed_and_rotated(recorder, "q_norm", q, head_dim)
         k = self._normed_and_rotated(recorder, "k_norm", k, head_dim)
@@ -87,13 +87,13 @@ class LightningAttention(MultiHeadMixer):
         core_sizes = q.axes[0].size, head_dim.size, x.rows
         attention_output = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
+                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
             ),
-            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
+            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=head_axes),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim)
         attention_output = recorder.norm("norm", attention_output, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), attention_output)
+        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attention_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
     def _normed_and_rotated(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
@@ -146,22 +146,22 @@ def _reference_class() -> type[nn.Module]:
             state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             block_outputs = []
             for start in range(0, tokens, block_size):
-                qs, ks, vs = (x[:, :, start : start + block_size] for x in (q, k, v))
+                block_q, block_k, block_v = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
-                    state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
-                    block_outputs.append(qs @ state)
+                    state = (-slope).exp().to(q.dtype) * state + block_k.transpose(-1, -2) @ block_v
+                    block_outputs.append(block_q @ state)
                     continue
-                positions = torch.arange(qs.shape[2], device=q.device)[:, None]
+                positions = torch.arange(block_q.shape[2], device=q.device)[:, None]
                 decay_mask = (
                     (-slope * (positions - positions.T))
                     .masked_fill(positions < positions.T, float("-inf"))
                     .exp()
                     .to(q.dtype)
                 )
-                block_output = (qs @ ks.transpose(-1, -2) * decay_mask) @ vs
-                block_outputs.append(block_output + (qs * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
-                decayed_k = ks * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
-                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ vs
+                block_output = (block_q @ block_k.transpose(-1, -2) * decay_mask) @ block_v
+                block_outputs.append(block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                decayed_k = block_k * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
+                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ block_v
             return torch.cat(block_outputs, 2), state
 
     class LightningReference(nn.Module):

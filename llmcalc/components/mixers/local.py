@@ -74,12 +74,12 @@ class LocalAttention(MultiHeadMixer):
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
-        tables = [
+        bias_tables = [
             recorder.memo[table_name]
             for table_name in ("relative_bias", "relative_bias_of_blocks")
             if table_name in recorder.memo
         ]
-        recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
+        recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
@@ -99,9 +99,9 @@ class LocalAttention(MultiHeadMixer):
         recorder.hold(q=q)
         keys, values = (
             recorder.in_blocks(
-                recorder.linear(projection_name, kv_input, heads, head_dim), block_size, x.rows, around=True
+                recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, around=True
             )
-            for projection_name in ("k_proj", "v_proj")
+            for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
@@ -158,8 +158,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, width = spec, spec.num_attention_heads * spec.head_dim
-            for projection_name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection_name, nn.Linear(model_properties.hidden_size, width, bias=False))
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection, nn.Linear(model_properties.hidden_size, width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = Sums()
             if spec.global_norm is not None:
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
-        def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
+        def _gather_block_keys(self, x: Tensor, tokens: int) -> Tensor:
             """Collects for each block the keys or values of the block, of both neighbours, and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
@@ -197,8 +197,8 @@ def _reference_class() -> type[nn.Module]:
             self._shared_bias(forward_pass, x.shape[1], x.device)
 
         def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return forward_pass.computed_once(key, lambda: self._mask_and_bias(forward_pass, tokens, device))
+            memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
+            return forward_pass.computed_once(memo_key, lambda: self._mask_and_bias(forward_pass, tokens, device))
 
         def _block_sum_indices(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
@@ -245,8 +245,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._keys_of_blocks(self.get_submodule(projection_name)(kv_input), tokens)
-                for projection_name in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
+                for projection in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
             attention_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

@@ -92,22 +92,22 @@ class Mamba2(TokenMixer):
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
         groups = Axis("groups", self.n_groups)
-        state, kernel = Axis("state", self.state_size), self.conv_kernel
+        state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
         conv_channels = JoinedShapes(
-            (inner_axes, (groups, state), (groups, state))
+            (inner_axes, (groups, state_axis), (groups, state_axis))
         )  # the gate and Δ skip the convolution
-        gate, u, time_step = recorder.split(
+        gate, inner_width, time_step = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
             (heads,),
         )
         has_bias = self.use_conv_bias
-        u = recorder.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        inner_width = recorder.conv("conv1d", inner_width, conv_channels, kernel=kernel, groups=inner_width.width, bias=has_bias, padding=kernel - 1)
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
-        u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
-        scan_inputs = u, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
+        inner_width, b, c = recorder.split(recorder.act(inner_width, self.hidden_act), *conv_channels.parts)
+        scan_inputs = inner_width, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
@@ -115,7 +115,7 @@ class Mamba2(TokenMixer):
             ),
             step=lambda: recorder.core("scan", HeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
-        recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
+        recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
             self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), groups),
@@ -166,8 +166,8 @@ def scan_class() -> type[nn.Module]:
         """
         cumulative = log_decay.cumsum(-1)
         pair_log_decay = cumulative[..., :, None] - cumulative[..., None, :]
-        past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
-        return torch.exp(pair_log_decay.masked_fill(~past, float("-inf")))
+        is_past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
@@ -222,16 +222,16 @@ def scan_class() -> type[nn.Module]:
             chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end
-            start = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
+            start_state = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
             chunk_decays = pairwise_decays(
                 nn.functional.pad(cumulative[..., -1], (1, 0))
             )  # over whole chunks, from the start
-            states = (chunk_decays @ torch.cat([start, chunk_states], 2).flatten(3)).unflatten(
+            chunk_start_states = (chunk_decays @ torch.cat([start_state, chunk_states], 2).flatten(3)).unflatten(
                 3, chunk_states.shape[3:]
             )
-            state_output = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
+            state_output = (c @ chunk_start_states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
             scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
-            return scan_output, states[:, :, -1]
+            return scan_output, chunk_start_states[:, :, -1]
 
     return ChunkedScan
 
@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
             ).transpose(1, 2)
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
-            b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
+            b, c = (tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c))
             stored_state = self.ssm_state.only_tensor(forward_pass)
             scan_output, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),

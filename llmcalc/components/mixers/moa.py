@@ -94,9 +94,9 @@ class MixtureOfAttention(TokenMixer):
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
         )
         recorder.hold(weights=weights, chosen=top_experts)
-        rows = recorder.dispatch(x, top_experts, experts, top_k)
-        recorder.hold(rows=rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", rows, experts, top_k, kv_heads, head_dim))
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
+        recorder.hold(rows=routed_rows)
+        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
         recorder.hold(q=q)
         q = recorder.rope(q.view(heads, head_dim, rows=x.rows), self.position)
         recorder.hold(q=q)
@@ -109,12 +109,12 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(v=v)
         attention_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attention_output)
-        rows = recorder.dispatch(
+        routed_rows = recorder.dispatch(
             attention_output.view(kv_heads, head_dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
-        recorder.hold(rows=rows)
+        recorder.hold(rows=routed_rows)
         attention_output = recorder.combine(
-            recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k
+            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), weights, experts, top_k
         )
         recorder.hold(out=attention_output)
         return recorder.add(attention_output, recorder.vector("o_bias", *x.axes))
@@ -162,9 +162,9 @@ def _reference_class() -> type[nn.Module]:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.copy_rows(x)
+            routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.sort_by_token(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
+            q = dispatch.sort_by_token(self.q_proj(routed_rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
             q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
@@ -176,8 +176,8 @@ def _reference_class() -> type[nn.Module]:
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
             attention_output = self.core(q, k, v, mask).transpose(1, 2)
-            rows = dispatch.sort_by_expert(attention_output.reshape(batch * tokens * top_k, -1))
-            attention_output = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
+            routed_rows = dispatch.sort_by_expert(attention_output.reshape(batch * tokens * top_k, -1))
+            attention_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
             return attention_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -176,19 +176,19 @@ def profile_attention_class() -> type[nn.Module]:
             queries = forward_pass.positions(forward_pass.past, end, device)
             key_positions = forward_pass.positions(end - keys, end, device)
             distance = queries[:, None] - key_positions
-            index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
-            bias: Tensor = weights_by_distance.gather(-1, index)
+            distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            bias: Tensor = weights_by_distance.gather(-1, distance_index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             k, v = self.k_conv(self.k_proj(x), forward_pass), self.v_conv(self.v_proj(x), forward_pass)
-            q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))
+            q, k, v = (tensor.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for tensor in (self.q_proj(x), k, v))
             q, (k, v) = self.q_norm(q), self.cache(forward_pass, self.k_norm(k), v)
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
+            bias = self.bias_of(profile_weights, forward_pass, end_position, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 

@@ -59,20 +59,20 @@ class RGLRU(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
         gate = recorder.act(recorder.linear("linear_y", x, width, bias=True), self.hidden_act)
-        u = recorder.linear("linear_x", x, width, bias=True)
-        u = recorder.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
+        inner_width = recorder.linear("linear_x", x, width, bias=True)
+        inner_width = recorder.conv("conv_1d", inner_width, width, kernel=kernel, groups=inner_width.width, bias=True, padding=kernel - 1)
         recorder.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        recurrence_gate = recorder.act(recorder.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        recurrence_gate = recorder.act(recorder.blocks("recurrent_gate", inner_width, blocks, width, bias=True), "sigmoid")
         log_decay = recorder.mul(recurrence_gate, recorder.act(recorder.vector("recurrent_param", width), "softplus"))
         input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = recorder.mul(
-            u, recorder.act(recorder.blocks("input_gate", u, blocks, width, bias=True), "sigmoid")
+            inner_width, recorder.act(recorder.blocks("input_gate", inner_width, blocks, width, bias=True), "sigmoid")
         )
-        states = recorder.scan(
+        recurrent_states = recorder.scan(
             "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(width,)
         )
         recorder.state("recurrent_state", width, bits=32)
-        return recorder.linear("linear_out", recorder.mul(states, gate), *x.axes, bias=True)
+        return recorder.linear("linear_out", recorder.mul(recurrent_states, gate), *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"
@@ -111,11 +111,11 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        step = 1
-        while step < a.shape[1]:
-            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
-            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
-            step *= 2
+        offset = 1
+        while offset < a.shape[1]:
+            b = torch.cat([b[:, :offset], b[:, offset:] + a[:, offset:] * b[:, :-offset]], 1)
+            a = torch.cat([a[:, :offset], a[:, offset:] * a[:, :-offset]], 1)
+            offset *= 2
         return b
 
     class RGLRUReference(nn.Module):
@@ -137,20 +137,20 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
-            u = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
-            log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            inner_width = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
+            log_a = -8.0 * self.recurrent_gate(inner_width).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             is_first = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
-            scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
+            scaled_input = (inner_width * self.input_gate(inner_width).sigmoid()).float() * input_scale
             stored_state = self.recurrent_state.load(forward_pass)
-            states = linear_scan(
+            recurrent_states = linear_scan(
                 log_a.exp(),
                 scaled_input,
                 torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
-            self.recurrent_state.keep(forward_pass, states[:, -1])
-            return self.linear_out(states.to(x.dtype) * gate)
+            self.recurrent_state.keep(forward_pass, recurrent_states[:, -1])
+            return self.linear_out(recurrent_states.to(x.dtype) * gate)
 
     return RGLRUReference

@@ -55,8 +55,8 @@ class RwkvTimeMix(TokenMixer):
         channels = Axis("channels", self.attention_hidden_size)
         previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(projection_name, token_shift(recorder, x, previous_token, projection_name), channels)
-            for projection_name in ("key", "value", "receptance")
+            recorder.linear(projection, token_shift(recorder, x, previous_token, projection), channels)
+            for projection in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
@@ -130,9 +130,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             width = spec.attention_hidden_size
             self.time_decay = vector(torch.linspace(-5.0, 3.0, width))
             self.time_first = vector(torch.linspace(-1.0, 0.5, width))
-            for projection_name in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{projection_name}", vector(torch.linspace(0.1, 0.9, hidden)))
-                self.add_module(projection_name, nn.Linear(hidden, width, bias=False))
+            for projection in ("key", "value", "receptance"):
+                self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(projection, nn.Linear(hidden, width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
 
@@ -140,9 +140,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             stored_state = self.recurrent_state.load(forward_pass)
-            zero = torch.zeros_like(k[:, 0])
+            zero_row = torch.zeros_like(k[:, 0])
             numerator, denominator, largest_exponent = (
-                (zero, zero, zero - 1e30) if stored_state is None else stored_state
+                (zero_row, zero_row, zero_row - 1e30) if stored_state is None else stored_state
             )
             token_outputs = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
@@ -163,13 +163,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
-            k, v, r = (
-                self.get_submodule(projection_name)(
-                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection_name}").weight)
+            k, v, receptance = (
+                self.get_submodule(projection)(
+                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection}").weight)
                 )
-                for projection_name in ("key", "value", "receptance")
+                for projection in ("key", "value", "receptance")
             )
-            return self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
+            return self.output(receptance.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
 
     class ChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""

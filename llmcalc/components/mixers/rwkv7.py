@@ -59,31 +59,31 @@ class Rwkv7TimeMix(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(f"{input_name}_proj", inputs[input_name], *all_heads) for input_name in ("r", "k", "v")
+            recorder.linear(f"{input_name}_proj", inputs[input_name], *head_axes) for input_name in ("r", "k", "v")
         )
         decay = recorder.act(
-            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid"
+            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
         )
-        rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
+        learning_rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, head_axes), "sigmoid")
         if not self.first:
             mix_weight = recorder.act(
-                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid"
+                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, head_axes), "sigmoid"
             )
             value = recorder.mul(value, mix_weight)  # the first layer's values are as large
-        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
-        removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
-        key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
+        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
+        removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
+        key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
         scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
-        wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes)
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
-            wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads)))
+            wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *head_axes)))
         )
         return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
@@ -140,17 +140,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, r: Tensor, decay: Tensor, k: Tensor, v: Tensor, removal_key: Tensor, rate: Tensor, stored_state: Any
+            self, receptance: Tensor, decay: Tensor, k: Tensor, v: Tensor, removal_key: Tensor, learning_rate: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            r, k, v, removal_key, rate = (t.float() for t in (r, k, v, removal_key, rate))
-            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
+            receptance, k, v, removal_key, learning_rate = (tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate))
+            state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1]) if stored_state is None else stored_state[0]
             token_outputs = []
-            for token in range(r.shape[1]):
+            for token in range(receptance.shape[1]):
                 removed_value = state @ -removal_key[:, token, :, :, None]
-                correction = removed_value * (removal_key * rate)[:, token, :, None, :]
-                update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                state = state * decay[:, token, :, None, :] + update + correction
-                token_outputs.append((state @ r[:, token, :, :, None])[..., 0])
+                correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
+                state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
+                state = state * decay[:, token, :, None, :] + state_update + correction
+                token_outputs.append((state @ receptance[:, token, :, :, None])[..., 0])
             return torch.stack(token_outputs, 1), state
 
     class TimeMixReference(nn.Module):
@@ -203,21 +203,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             inputs = {
                 input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
             }
-            r, k, v = (self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v"))
+            receptance, k, v = (self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v"))
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
-            rate = self._low_rank("a", inputs["a"]).sigmoid()
+            learning_rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
-            k = k * (1 + (rate - 1) * self.k_a.weight)
+            k = k * (1 + (learning_rate - 1) * self.k_a.weight)
             wkv_output, state = self.wkv(
-                *(self._split_heads(t) for t in (r, decay, k, v)),
+                *(self._split_heads(tensor) for tensor in (receptance, decay, k, v)),
                 removed_key,
-                self._split_heads(rate),
+                self._split_heads(learning_rate),
                 self.recurrent_state.load(forward_pass),
             )
             self.recurrent_state.keep(forward_pass, state)
-            bonus = (self._split_heads(r) * self._split_heads(k * self.r_k.weight)).sum(
+            bonus = (self._split_heads(receptance) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)
             wkv_output = self.g_norm(wkv_output.flatten(2).to(x.dtype)) + bonus.flatten(2)

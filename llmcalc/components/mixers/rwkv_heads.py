@@ -57,23 +57,23 @@ class RwkvHeadMix(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(projection_name, inputs[projection_name[0]], *all_heads)
-            for projection_name in ("receptance", "key", "value")
+            recorder.linear(projection, inputs[projection[0]], *head_axes)
+            for projection in ("receptance", "key", "value")
         )
-        gate = recorder.act(recorder.linear("gate", inputs["g"], *all_heads), "silu")
-        scan_inputs = [receptance, key, value, recorder.vector("time_first", *all_heads)]
-        decay = recorder.vector("time_decay", *all_heads)
+        gate = recorder.act(recorder.linear("gate", inputs["g"], *head_axes), "silu")
+        scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
+        decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
-            decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
+            decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
-        wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
@@ -123,14 +123,14 @@ def _reference_class() -> type[nn.Module]:
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
+            self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            token_outputs, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
-            for token in range(r.shape[1]):
-                update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                token_outputs.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
-                state = decay[:, token, :, :, None] * state + update
+            state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1]) if stored_state is None else stored_state[0]
+            token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
+            for token in range(receptance.shape[1]):
+                state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
+                token_outputs.append((receptance[:, token, :, None, :] @ (state + bonus * state_update))[..., 0, :])
+                state = decay[:, token, :, :, None] * state + state_update
             return torch.stack(token_outputs, 1), state
 
     class HeadMixReference(nn.Module):
@@ -181,18 +181,18 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             inputs = self._mixed_inputs(x, forward_pass)
-            r, k, v = (
-                self.get_submodule(projection_name)(inputs[projection_name[0]])
+            receptance, k, v = (
+                self.get_submodule(projection)(inputs[projection[0]])
                 .unflatten(-1, (spec.num_heads, -1))
                 .float()
-                for projection_name in ("receptance", "key", "value")
+                for projection in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
             wkv_output, state = self.wkv(
-                r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
+                receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
             )
             self.recurrent_state.keep(forward_pass, state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))

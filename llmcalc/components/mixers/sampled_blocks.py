@@ -49,8 +49,8 @@ class SampledBlockAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=True)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=True)
+            for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
@@ -99,30 +99,30 @@ def _reference_class() -> type[nn.Module]:
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
                 mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
             block_count = mean_scores.shape[-1]
-            index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
-            rows, columns = index // block_count, index % block_count
+            selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
+            block_rows, columns = selected_index // block_count, selected_index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._selected_blocks(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
+                self._selected_blocks(x, block) for x, block in ((queries, block_rows), (keys, columns), (values, columns))
             )
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
             real_keys = self._selected_blocks(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
             weights = weights * real_keys
             weighted_sums = torch.zeros_like(queries).scatter_add(
-                2, self._expanded_indices(rows, queries), weights @ sampled_values
+                2, self._expanded_indices(block_rows, queries), weights @ sampled_values
             )
-            totals = torch.zeros_like(queries[..., :1])
-            totals = totals.scatter_add(2, self._expanded_indices(rows, totals), weights.sum(-1, keepdim=True))
+            weight_sums = torch.zeros_like(queries[..., :1])
+            weight_sums = weight_sums.scatter_add(2, self._expanded_indices(block_rows, weight_sums), weights.sum(-1, keepdim=True))
             if self.approximated:
                 other_blocks = (
-                    torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
+                    torch.exp(mean_scores).flatten(2).scatter(2, selected_index, 0.0).unflatten(2, (block_count, block_count))
                 )
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)
                 weighted_sums = weighted_sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
-                totals = totals + other_blocks.sum(-1)[..., None, None]
-            return (weighted_sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
+                weight_sums = weight_sums + other_blocks.sum(-1)[..., None, None]
+            return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns block indices expanded for the selection of blocks of x."""
+            """Returns block indices, expanded to the shape that `gather` needs to select blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
         def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
@@ -135,14 +135,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
-            for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection_name, nn.Linear(hidden, hidden))
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection, nn.Linear(hidden, hidden))
             self.core = Core(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 

@@ -61,8 +61,8 @@ class SpanConvolution(TokenMixer):
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, head_dim, bias=True)
         v = recorder.linear("v_proj", x, heads, head_dim, bias=True)
-        spans = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = recorder.conv("span_proj", spans, heads, head_dim, kernel=1, bias=True)
+        span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
+        span_keys = recorder.conv("span_proj", span_features, heads, head_dim, kernel=1, bias=True)
         q = recorder.linear("q_proj", x, heads, head_dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
         filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
@@ -127,8 +127,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q = self.q_proj(x)
-            spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
-            filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)
+            span_features = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
+            filters = torch.softmax(self.filter_proj(span_features * q).unflatten(-1, (self.heads, -1)), -1)
             convolved = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
             heads = (
                 projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)

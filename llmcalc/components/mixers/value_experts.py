@@ -55,10 +55,10 @@ class ValueExperts(Part):
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         recorder.hold(weights=weights, chosen=top_experts)
-        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
-        recorder.hold(rows=rows)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        recorder.hold(rows=routed_rows)
         expert_values = recorder.act(
-            recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act
+            recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
         )
         recorder.hold(y=expert_values)
         return recorder.combine(expert_values, weights, experts, top_k, float32=self.router.float32_weights)
@@ -87,10 +87,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
-            rows = dispatch.copy_rows(x)
+            routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            expert_values = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
-            del rows
+            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatch.expert, group_ends))
+            del routed_rows
             return dispatch.combine_outputs(expert_values, weights)
 
     return ValueExpertsReference

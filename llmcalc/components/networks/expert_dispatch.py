@@ -22,10 +22,10 @@ def dispatch_class() -> type[Any]:
         float32_weights: whether outputs are weighted and summed in float32, false by default.
         """
 
-        def __init__(self, expert_indices: Tensor, grouped: bool, float32_weights: bool = False) -> None:
-            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], grouped, float32_weights
+        def __init__(self, expert_indices: Tensor, is_grouped: bool, float32_weights: bool = False) -> None:
+            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], is_grouped, float32_weights
             self.expert = expert_indices.flatten()
-            if grouped:
+            if is_grouped:
                 self.expert, self.order = self.expert.sort(stable=True)
                 self.token = self.order // self.top_k
 
@@ -63,13 +63,13 @@ def capacity_dispatch_class() -> type[Any]:
         indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
         """
 
-        grouped, expert = False, None
+        is_grouped, expert = False, None
 
         def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
             expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            rows = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(rows, 0)
+            capacity = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
+            top_weights, tokens = expert_weights.topk(capacity, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
         def copy_rows(self, x: Tensor) -> Tensor:
@@ -121,11 +121,11 @@ def expert_map_class() -> type[nn.Module]:
                 return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
             expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
-                rows = (expert == i).nonzero()[:, 0]
+                row_indices = (expert == i).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
-                    x[rows], self.weight[i], None if self.bias is None else self.bias[i]
+                    x[row_indices], self.weight[i], None if self.bias is None else self.bias[i]
                 )
-                expert_outputs = expert_outputs.index_copy(0, rows, expert_output)
+                expert_outputs = expert_outputs.index_copy(0, row_indices, expert_output)
             return expert_outputs
 
     return ExpertMap

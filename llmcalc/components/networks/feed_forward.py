@@ -137,12 +137,12 @@ class FeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        projection_name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        features = recorder.linear(projection_name, x, ffn, bias=bias, fused=self.fused_gate)
+        projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        features = recorder.linear(projection, x, ffn, bias=bias, fused=self.fused_gate)
         features = self._activate(recorder, features)
         if self.gated:
-            up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            features = recorder.mul(features, act_on_up(recorder, self.up_act, up))
+            up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            features = recorder.mul(features, record_up_activation(recorder, self.up_act, up_projection))
         features = features if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, features)
         features = recorder.linear("down_proj", recorder.dropout(features, "activation"), *x.axes, bias=self.down_bias)
         return (
@@ -153,8 +153,8 @@ class FeedForward(SingleWidthNetwork):
         if self.hidden_act != "xielu":
             return recorder.act(x, self.hidden_act)
         with recorder.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
-            sides = Axis("sides", 2)
-            return recorder.act(x, "xielu", recorder.vector("alpha", sides), recorder.buffer("constants", sides))
+            head_halves = Axis("sides", 2)
+            return recorder.act(x, "xielu", recorder.vector("alpha", head_halves), recorder.buffer("constants", head_halves))
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.usual_name} {self.intermediate_size}"
@@ -182,7 +182,7 @@ class FeedForward(SingleWidthNetwork):
         ]
 
 
-def act_on_up(recorder: Flow, function_name: str, x: Value) -> Value:
+def record_up_activation(recorder: Flow, function_name: str, x: Value) -> Value:
     """Records the activation that follows an up projection; records nothing for the identity."""
     return x if function_name == "identity" else recorder.act(x, function_name)
 
@@ -272,9 +272,9 @@ def _reference_class() -> type[nn.Module]:
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
-            gated = hasattr(self, "gate_proj")
-            activated = self._activate((self.gate_proj if gated else self.up_proj)(x))
-            activated = activated * activate(self.up_act, self.up_proj(x)) if gated else activated
+            has_gate = hasattr(self, "gate_proj")
+            activated = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
+            activated = activated * activate(self.up_act, self.up_proj(x)) if has_gate else activated
             activated = self.sub_norm(activated) if hasattr(self, "sub_norm") else activated
             activated = (
                 activated

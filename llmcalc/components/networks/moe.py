@@ -36,7 +36,7 @@ from ..base import (
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
-from .feed_forward import FeedForward, act_on_up, activate
+from .feed_forward import FeedForward, record_up_activation, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
 
@@ -57,7 +57,7 @@ class IdentityExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
         """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
-        expert_ops = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
+        expert_ops = tuple(recorded_step.op for recorded_step in recorder.here.steps() if isinstance(recorded_step.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core(
             "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
@@ -150,9 +150,9 @@ class VisionExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            expert_outputs = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
+            expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
         return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
@@ -282,8 +282,8 @@ class MoE(Network):
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
-        classes = add(self.num_experts, identities)
+        identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
+        classes = add(self.num_experts, identity_count)
         weights, top_experts = self.router.flow(
             recorder, x if router_input is None else router_input, experts, top_k, classes
         )
@@ -291,17 +291,17 @@ class MoE(Network):
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
-        rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            recorder.hold(x=rows)
+            recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
             expert_outputs = expert_networks(
-                recorder, self.expert, rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
+                recorder, self.expert, routed_rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
             )
             expert_outputs = (
                 expert_outputs
                 if self.identity_experts is None
-                else self.identity_experts.flow(recorder, rows, expert_outputs)
+                else self.identity_experts.flow(recorder, routed_rows, expert_outputs)
             )
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
@@ -341,11 +341,11 @@ class MoE(Network):
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
-        identities = (
+        identities_text = (
             f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
         )
         return (
-            f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × "
+            f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities_text} × "
             f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
@@ -433,16 +433,16 @@ def expert_networks(
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
-    def expert_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
+    def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
         return recorder.experts(
-            projection_name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced
+            projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced
         )
 
     if expert.gated:
         activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         recorder.hold(y=activated)
         activated = recorder.mul(
-            activated, act_on_up(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
+            activated, record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
         )
     else:
         activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
@@ -481,22 +481,22 @@ def routed_class() -> type[nn.Module]:
             if identities is not None:
                 self.zero_experts = identities.reference()
 
-        def forward(self, x: Tensor, expert: Tensor | None, grouped: bool) -> Tensor:
-            gated, identity = hasattr(self, "gate_proj"), None
+        def forward(self, x: Tensor, expert: Tensor | None, is_grouped: bool) -> Tensor:
+            has_gate, identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
                 assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
-            group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
-            activated = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
-            activated = activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else activated
+            group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
+            activated = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
+            activated = activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
             activated = apply_dropout(self, "activation", activated)
             activated = self.down_proj(activated, expert, group_ends)
             return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
 
     class Routed(nn.Module):
-        """A router and its experts, where the router's modules are registered beside the experts."""
+        """A router and its experts; the router's modules are submodules beside the experts."""
 
         def __init__(
             self,
@@ -516,8 +516,8 @@ def routed_class() -> type[nn.Module]:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
-            grouped = forward_pass is not None and forward_pass.grouped_experts
-            return dispatch_class()(top_experts, grouped, self.routing.float32_weights)
+            is_grouped = forward_pass is not None and forward_pass.grouped_experts
+            return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
     return Routed
 
@@ -555,15 +555,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
-            identities = spec.identity_experts
-            classes = expert_count if identities is None else expert_count + identities.zero_expert_num
+            identity_experts = spec.identity_experts
+            classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
             width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
                 spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
                 expert_count,
                 width,
-                identities,
+                identity_experts,
             )
             if spec.vision_experts is not None:
                 self.vision_experts = spec.vision_experts.reference(model_properties, expert_count, top_k)
@@ -611,9 +611,9 @@ def _reference_class() -> type[nn.Module]:
                         expert_weights[..., :1] * routed_features,
                         expert_weights[..., 1:] * shared_output,
                     )
-                gated = hasattr(self, "shared_expert_gate")
+                has_gate = hasattr(self, "shared_expert_gate")
                 routed_features = routed_features + (
-                    self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output
+                    self.shared_expert_gate(x).sigmoid() * shared_output if has_gate else shared_output
                 )
             return routed_features + self.output_bias.weight if hasattr(self, "output_bias") else routed_features
 

@@ -1,4 +1,4 @@
-"""Product-key experts: a very large number of experts with one unit (Doge's cross-domain mixture of experts).
+"""Product-key experts: a very large number of experts of one hidden unit (Doge's cross-domain mixture of experts).
 
 Shi et al. 2024 (arXiv:2412.11834). Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every
 row and every column of the grid, and an expert's score is the sum of its row's and its column's (product keys: Lample
@@ -79,11 +79,11 @@ class ProductKeyMoE(Network):
         weights, top_units = recorder.product_keys(
             recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
         )
-        rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
+        expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
-            units = recorder.act(recorder.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
-            expert_outputs = recorder.core("up_embed", rows, recorder.mul(units, weights), top_units, axes=x.axes)
+            units = recorder.act(recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act)
+            expert_outputs = recorder.core("up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes)
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
@@ -155,8 +155,8 @@ def _reference_class() -> type[nn.Module]:
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
-            rows, columns = self.router(x).float().chunk(2, -1)
-            scores, top_units = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            row_scores, columns = self.router(x).float().chunk(2, -1)
+            scores, top_units = (row_scores[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
             return scores.softmax(-1).to(x.dtype), top_units
 
     return ProductKeyReference

@@ -35,7 +35,7 @@ Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
-    """The base class of routers, whose modules are registered beside the experts.
+    """The base class of routers; a router's modules are submodules beside the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
@@ -63,7 +63,7 @@ class Router(Part):
         return ONE_GROUP
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
-        """Raises `ValueError` for groups that do not divide the experts, or that have too few for a token."""
+        """Raises `ValueError` for groups that do not divide the experts, or that have too few experts for a token."""
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         """Records the routing, and returns the weights and indices of each token's experts.
@@ -129,16 +129,16 @@ class LinearRouter(Router):
         if (self.n_group is None) != (self.topk_group is None):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
-        groups, selected = self.groups
+        groups, group_count = self.groups
         if num_experts % groups:
             raise ValueError(
                 f"router.n_group: {groups} does not divide num_experts {num_experts}; expected a divisor of "
                 f"{num_experts}"
             )
-        if not groups >= selected >= num_experts_per_tok * groups / num_experts:
+        if not groups >= group_count >= num_experts_per_tok * groups / num_experts:
             fewest_groups = -(-num_experts_per_tok * groups // num_experts)
             raise ValueError(
-                f"router.topk_group: {selected}; expected {fewest_groups} to {groups}, because a token selects "
+                f"router.topk_group: {group_count}; expected {fewest_groups} to {groups}, because a token selects "
                 f"{num_experts_per_tok} experts from {groups} groups of {num_experts // groups}"
             )
 
@@ -246,8 +246,8 @@ def _reference_classes() -> dict[str, type[Any]]:
 
         def __init__(self, tokens: int, experts: int, top_k: int) -> None:
             super().__init__()
-            rows = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
-            self.register_buffer("chosen", torch.stack(rows).to(torch.empty(0).device))
+            experts_of_tokens = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
+            self.register_buffer("chosen", torch.stack(experts_of_tokens).to(torch.empty(0).device))
 
     class MLP(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
@@ -357,9 +357,9 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             assert forward_pass is not None
             assert forward_pass.ids is not None
-            table: Any = self.modules["token_table"]
+            expert_table: Any = self.modules["token_table"]
             scores = self.score_logits(self.modules["router"](x))
-            top_experts = table.chosen[forward_pass.ids]
+            top_experts = expert_table.chosen[forward_pass.ids]
             return self.weights(scores, top_experts), top_experts
 
     return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

@@ -147,18 +147,18 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
-        n, heads, bias, frames = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None, x.rows
+        layer_kind, heads, bias, frames = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None, x.rows
         if self.segment is not None:
             x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
-        indices = range(n) if isinstance(n, int) else None
-        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), n, indices, kind="layer")
+        layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
+        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, rows=frames)
         x = x.view(*x.axes, rows=Strided(of=frames, stride=self.reduction))
         if self.clamps:
-            recorder.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
@@ -183,9 +183,9 @@ class Conformer(TowerPart):
         )
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, sublayer_name: str, sublayer_output: Value) -> Value:
+    def _normalize_output(self, recorder: Flow, sublayer: str, sublayer_output: Value) -> Value:
         return (
-            recorder.part(f"{sublayer_name}_post_norm", self.norm, sublayer_output)
+            recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
             if self.norm_placement == "sandwich"
             else sublayer_output
         )
@@ -212,7 +212,7 @@ class Conformer(TowerPart):
             standardize=True,
         )
         ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
-        gated = FeedForward(
+        gated_network = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
         windowed_attention = ConformerAttention(
@@ -242,7 +242,7 @@ class Conformer(TowerPart):
                 num_hidden_layers=3,
                 attention=unlimited_attention,
                 convolution=biased_convolution,
-                feed_forward=gated,
+                feed_forward=gated_network,
                 norm=layernorm,
                 relative_buckets=8,
                 segment=5,
@@ -275,8 +275,8 @@ def _reference_class() -> type[nn.Module]:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
             half_width = x.shape[-1] // 2
             distances = torch.arange(self.left - 1, -self.right - 1, -1, device=x.device)
-            scales = torch.exp(torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1)))
-            angles = distances[:, None] * scales
+            frequencies = torch.exp(torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1)))
+            angles = distances[:, None] * frequencies
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
             return self.r_proj(sinusoids).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
 
@@ -293,15 +293,15 @@ def _reference_class() -> type[nn.Module]:
             offsets = key_indices - query_indices[:, None]
             if distance_keys is not None:
                 by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
-                indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
-                scores = scores + by_distance.gather(-1, indices)
+                distance_indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
+                scores = scores + by_distance.gather(-1, distance_indices)
             scores = scores * q.shape[-1] ** -0.5
             key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
             is_outside = (offsets < 0) | (offsets >= self.left + self.right)
             is_padding = (key_positions < 0) | (key_positions >= frames)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
-            outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
-            return outputs.flatten(2, 3)[:, :, :frames]
+            chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
+            return chunk_outputs.flatten(2, 3)[:, :, :frames]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
@@ -326,16 +326,16 @@ def _reference_class() -> type[nn.Module]:
             context = ModelProperties(spec.hidden_size, causal=False)
             self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
-            for sublayer_name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(context))
-                if spec.norm_placement == "sandwich" and sublayer_name != "convolution":
-                    self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(context))
+            for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(context))
+                if spec.norm_placement == "sandwich" and sublayer != "convolution":
+                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _normalize_output(self, sublayer_name: str, sublayer_output: Tensor) -> Tensor:
+        def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
             return (
-                getattr(self, f"{sublayer_name}_post_norm")(sublayer_output)
-                if hasattr(self, f"{sublayer_name}_post_norm")
+                getattr(self, f"{sublayer}_post_norm")(sublayer_output)
+                if hasattr(self, f"{sublayer}_post_norm")
                 else sublayer_output
             )
 
@@ -381,8 +381,8 @@ def _reference_class() -> type[nn.Module]:
                 return None
             positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
             offset = (positions[None, :] - positions[:, None]).clamp(-half_table, max(self.buckets - half_table - 1, 0))
-            table: Tensor = self.relative_bias(offset + half_table)
-            return table.permute(2, 0, 1)
+            bias_table: Tensor = self.relative_bias(offset + half_table)
+            return bias_table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)

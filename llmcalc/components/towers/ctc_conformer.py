@@ -81,28 +81,28 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half_label, indices in self._halves():
+        for half_label, layer_indices in self._layer_halves():
             x = recorder.layers(
-                x, lambda v: self._record_layer(recorder, v), len(indices), indices, kind="layer", label=half_label
+                x, lambda v: self._record_layer(recorder, v), len(layer_indices), layer_indices, kind="layer", label=half_label
             )
-            if indices[-1] == self.num_hidden_layers // 2 - 1:
+            if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
                 x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for projection_name, width, output_width in (
+            for projection, width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
-                unread = Value(x.rows, (Axis("width", width),), fixed=True)
-                recorder.linear(projection_name, unread, Axis("hidden", output_width), bias=True, role="idle")
+                input_value = Value(x.rows, (Axis("width", width),), fixed=True)
+                recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
-    def _halves(self) -> Iterator[tuple[str, list[int]]]:
-        """Yields the label and the indices of the layers before and after the labels."""
-        layers, middle = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
-        if middle:
-            yield "first half", layers[:middle]
-        yield "second half", layers[middle:]
+    def _layer_halves(self) -> Iterator[tuple[str, list[int]]]:
+        """Yields the name and the layer indices of both halves of the layers, between which labels are predicted."""
+        layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
+        if middle_layer:
+            yield "first half", layers[:middle_layer]
+        yield "second half", layers[middle_layer:]
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
@@ -129,9 +129,9 @@ class CtcConformer(TowerPart):
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
-        pairs = Table(name="distances", length=self.block * self.block)
+        distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
-            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=pairs, by="positions"
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
         attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
@@ -140,8 +140,8 @@ class CtcConformer(TowerPart):
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
         channels = (Axis("channels", self.expansion * self.hidden_size),)
-        both = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
-        gated_half, gate = recorder.split(both, channels, channels)
+        joined_halves = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
+        gated_half, gate = recorder.split(joined_halves, channels, channels)
         features = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         features = recorder.conv("conv", features, *channels, kernel=self.kernel_size, groups=features.width)
         features = record_batch_norm(recorder, "norm", features, channels)
@@ -204,8 +204,8 @@ def _reference_class() -> type[nn.Module]:
                 .transpose(1, 2)
                 for letter in "qkv"
             )
-            places = torch.arange(self.block, device=x.device)
-            keys = self.distance_keys(places[:, None] - places + self.furthest)
+            positions = torch.arange(self.block, device=x.device)
+            keys = self.distance_keys(positions[:, None] - positions + self.furthest)
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
             is_padding = (torch.arange(x.shape[1], device=x.device) >= frames).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
@@ -240,17 +240,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             properties = ModelProperties(spec.hidden_size)
-            for sublayer_name in ("mlp_1", "mlp_2"):
-                self.add_module(sublayer_name, spec.feed_forward.reference(properties))
+            for sublayer in ("mlp_1", "mlp_2"):
+                self.add_module(sublayer, spec.feed_forward.reference(properties))
             self.self_attn, self.convolution = Attention(spec), Convolution(spec)
-            for sublayer_name in (
+            for sublayer in (
                 "mlp_1_pre_norm",
                 "self_attn_pre_norm",
                 "convolution_pre_norm",
                 "mlp_2_pre_norm",
                 "norm",
             ):
-                self.add_module(sublayer_name, spec.norm.reference(properties))
+                self.add_module(sublayer, spec.norm.reference(properties))
 
         def _half_network(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(

@@ -1,4 +1,4 @@
-"""An audio encoder with a second encoder beside it, which says who speaks: Nemotron 3.5 Transcribe.
+"""An audio encoder with a second encoder that detects the active speakers: Nemotron 3.5 Transcribe.
 
 Park 2024 (arXiv:2409.06656): speakers' activities select sinusoids, which are added to the states of speech
 recognition. transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
@@ -34,7 +34,7 @@ KERNEL_SIZE = 3
 
 
 class SpeakerEncoder(Part):
-    """The encoder of who speaks: layers, a convolution from positions to frames, and linear layers to speakers.
+    """The encoder that detects speakers: layers, a convolution from positions to frames, and linear layers.
 
     A vector that stands for silence is stored with it, which only a recording of several chunks uses.
 
@@ -50,7 +50,7 @@ class SpeakerEncoder(Part):
     num_speakers: Width
 
     def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
-        """Records the encoder and returns the mean activity of each speaker. frames: those of each position."""
+        """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
@@ -65,12 +65,12 @@ class SpeakerEncoder(Part):
         return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the module of `model_properties.hidden_size` values of several frames per position."""
+        """Builds the module; `model_properties.hidden_size` is the number of input values per position."""
         return _reference_classes()["speakers"](self, model_properties.hidden_size)
 
 
 class WordTimestamps(Part):
-    """The weights that say when each word was spoken, from the states of speech recognition.
+    """A head that predicts the time of each word from the hidden states of speech recognition.
 
     A text model does not read their output: their parameters are counted, no FLOPs.
 
@@ -84,9 +84,9 @@ class WordTimestamps(Part):
     classes: Vocab
 
     def flow(self, recorder: Flow, x: Value) -> None:
-        """Records the weights. x: the states of speech recognition."""
-        rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        upsampled = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=rows)
+        """Records the head. x: the hidden states of speech recognition."""
+        timestamp_rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
+        upsampled = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows)
         with recorder.apart(causal=False):
             upsampled = self.stack.flow(recorder, upsampled)
         recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
@@ -96,7 +96,7 @@ class WordTimestamps(Part):
 
 
 class DiarizedEncoder(TowerPart):
-    """An encoder of speech, to whose output the sinusoids of the speakers who are active are added.
+    """A speech encoder that adds the sinusoids of the active speakers to its output.
 
     num_mel_bins: the number of mel bins of a frame.
     frames: the number of frames that become one position.
@@ -195,7 +195,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from ..runtime import vector
 
     class Layers(nn.Module):
-        """The layers of a stack, whose children are this module's own. x: [clips, positions, width] → same shape."""
+        """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
 
         def __init__(self, stack: Stack, width: int) -> None:
             super().__init__()
@@ -208,12 +208,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._layers[0].forward(x, ForwardPass(columns=1))
 
     class SpeakerReference(Layers):
-        """The encoder of who speaks. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
+        """The speaker encoder. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
 
-        def __init__(self, spec: SpeakerEncoder, values: int, frame_count: int = 1) -> None:
+        def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
             super().__init__(spec.stack, spec.hidden_size)
             width, self.frame_count = spec.head_size, frame_count
-            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.silence = vector(torch.zeros(spec.hidden_size))
             self.proj = nn.Linear(spec.hidden_size, width)
             self.upsampler = nn.Conv1d(width, frame_count * width, 3, padding=1)
@@ -231,7 +231,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
     class TimestampReference(Layers):
-        """The weights for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
+        """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
         def __init__(self, spec: WordTimestamps, width: int) -> None:
             super().__init__(spec.stack, width)
@@ -259,19 +259,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: DiarizedEncoder) -> None:
             super().__init__(spec.stack, spec.hidden_size)
-            self.frames, values = spec.frames, spec.frames * spec.num_mel_bins
-            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            self.frames, input_width = spec.frames, spec.frames * spec.num_mel_bins
+            self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.out_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.speakers = SpeakerReference(spec.speakers, values, spec.frames)
+            self.speakers = SpeakerReference(spec.speakers, input_width, spec.frames)
             self.speaker_norm = spec.norm.reference(ModelProperties(spec.speakers.num_speakers))
             self.speaker_embedding = SpeakerSinusoids(spec.speakers.num_speakers, spec.hidden_size)
             if spec.timestamps is not None:
                 self.timestamps = spec.timestamps.reference(ModelProperties(spec.hidden_size))
 
         def forward(self, frames: Tensor) -> Tensor:
-            stacked = frames.unflatten(1, (-1, self.frames)).flatten(2)
-            x = self.through_layers(self.patch_embedding(stacked))
-            activity = self.speaker_norm((self.speakers(stacked) > 0.5).to(x.dtype))
+            stacked_frames = frames.unflatten(1, (-1, self.frames)).flatten(2)
+            x = self.through_layers(self.patch_embedding(stacked_frames))
+            activity = self.speaker_norm((self.speakers(stacked_frames) > 0.5).to(x.dtype))
             encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
             return encoder_output
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ImageGeneration(Part):
-    """The weights with which a text model generates tokens of images: embeddings, their projection, and a head.
+    """The modules with which a text model generates image tokens: embeddings, their projection, and a head.
 
     Text alone and images that are read do not use them: their parameters are counted, no FLOPs.
 
@@ -46,12 +46,12 @@ class ImageGeneration(Part):
     head: tuple[Map, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
-        """Records the weights. codes: rows of the codebook."""
+        """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
-        for projection_name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
-            for i, linear in enumerate(maps, 1):
-                x = linear.flow(recorder, x, f"{projection_name}_{i}")
+        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
+            for i, linear in enumerate(projector, 1):
+                x = linear.flow(recorder, x, f"{projection}_{i}")
 
 
 class ImageTokenizer(TowerPart):
@@ -103,10 +103,10 @@ class ImageTokenizer(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for multiple in self.channel_multiplier:
-            if multiple < 1 or self.base_channels * multiple % self.norm_groups:
+        for multiplier in self.channel_multiplier:
+            if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
-                    f"channel_multiplier: {multiple} × {self.base_channels} channels have no {self.norm_groups} equal "
+                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no {self.norm_groups} equal "
                     f"groups; expected multiples of {self.norm_groups}"
                 )
         if not self.over_frames and self.temporal_levels:
@@ -128,17 +128,17 @@ class ImageTokenizer(TowerPart):
 
     @cached_property
     def patches(self) -> Patches:
-        """The squares of pixels that become one vector each."""
-        side = 2 ** (len(self.channel_multiplier) - 1)
-        return Patches(patch_size=side).model_copy(update={"num_channels": self.in_channels})
+        """The squares of pixels, each of which becomes one vector."""
+        pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
+        return Patches(patch_size=pixels_per_side).model_copy(update={"num_channels": self.in_channels})
 
     def input_value(self) -> Value:
-        side = self.patches.patch_size
-        pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
+        pixels_per_side = self.patches.patch_size
+        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
         return Value(PATCHES, pixels, fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the tokenizer and returns the vectors that are compared with the codebook."""
+        """Records the tokenizer and returns the vectors that it compares with the codebook."""
         with recorder.scope("encoder"), recorder.apart(causal=False):
             x = self._encode(recorder, x)
         x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
@@ -152,7 +152,7 @@ class ImageTokenizer(TowerPart):
 
     @property
     def _frames_convolved(self) -> int:
-        """The frames that the convolutions around the codebook read."""
+        """The number of frames that the convolutions around the codebook read."""
         return 3 if self.over_frames else 1
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
@@ -160,18 +160,18 @@ class ImageTokenizer(TowerPart):
         positions, levels = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), rows=_positions(positions, levels - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
-        for i, multiple in enumerate(self.channel_multiplier):
+        for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks)
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
                 if i < levels - 1:
-                    rows = _positions(positions, levels - 2 - i)
-                    x = self._convolve(recorder, "downsample", x, x.width, rows=rows)
+                    position_rows = _positions(positions, levels - 2 - i)
+                    x = self._convolve(recorder, "downsample", x, x.width, rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
-            rows = Merged(of=positions, frames=2**i)
-            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=rows)
+            position_rows = Merged(of=positions, frames=2**i)
+            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=position_rows)
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
@@ -184,9 +184,9 @@ class ImageTokenizer(TowerPart):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
         x = self._record_middle(recorder, x, codes)
-        for i, multiple in reversed(list(enumerate(self.channel_multiplier))):
+        for i, multiplier in reversed(list(enumerate(self.channel_multiplier))):
             with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks + 1, codes)
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks + 1, codes)
                 x = self._convolve(recorder, "upsample", x, x.width) if i else x
         x = recorder.act(self._normalize(recorder, "norm_out", x, codes), "silu")
         self._convolve(recorder, "conv_out", x, self.out_channels)
@@ -194,11 +194,11 @@ class ImageTokenizer(TowerPart):
     def _record_level(
         self, recorder: Flow, x: Value, level: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
-        """Records the blocks of a level, with attention where the level has it."""
-        for j in range(1, block_count + 1):
-            x = self._record_block(recorder, f"block_{j}", x, channels, codes)
+        """Records the residual blocks of a level, and the level's attention, if any."""
+        for block_index in range(1, block_count + 1):
+            x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
             if level in self.attn_resolutions:
-                x = self._attend(recorder, f"attn_{j}", x, codes)
+                x = self._attend(recorder, f"attn_{block_index}", x, codes)
         return x
 
     def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
@@ -228,10 +228,10 @@ class ImageTokenizer(TowerPart):
         for i in range(1, self.num_res_blocks + 1):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
                 features = x
-                for j in (1, 2):
-                    features = record_batch_norm(recorder, f"norm_{j}", features, features.axes)
+                for block_index in (1, 2):
+                    features = record_batch_norm(recorder, f"norm_{block_index}", features, features.axes)
                     features = self._convolve(
-                        recorder, f"conv_{j}", recorder.act(features, "silu"), x.width, kernel=3 * 9
+                        recorder, f"conv_{block_index}", recorder.act(features, "silu"), x.width, kernel=3 * 9
                     )
                 x = recorder.add(x, features)
         return x
@@ -242,7 +242,7 @@ class ImageTokenizer(TowerPart):
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
             normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
+            scale, shift = (recorder.conv(projection, resized, *x.axes, kernel=1, bias=True) for projection in ("scale", "shift"))
             return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
@@ -362,8 +362,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(width, channels, kernel, (stride, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            side, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
-            return super().forward(functional.pad(x, (side, side, side, side, earlier_frames, 0)))
+            side_padding, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
+            return super().forward(functional.pad(x, (side_padding, side_padding, side_padding, side_padding, earlier_frames, 0)))
 
     class FrameBlock(nn.Module):
         """A residual block over frames. x: [images, channels, frames, rows, columns]."""
@@ -392,13 +392,13 @@ def _reference_class() -> type[nn.Module]:
             module.add_module(f"{attention_name}_norm", norm_of(self.spec, width, self.reads_codes))
             module.add_module(attention_name, self.spec.attention.reference(ModelProperties(width, causal=False)))
 
-        def add_level(self, index: int, width: int, block_count: int) -> int:
-            level, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[index]
-            for j in range(1, block_count + 1):
-                width = self.add_block(level, f"block_{j}", width, channels)
-                if index in self.spec.attn_resolutions:
-                    self.add_attention(level, f"attn_{j}", width)
-            self.add_module(f"level_{index}", level)
+        def add_level(self, level_index: int, width: int, block_count: int) -> int:
+            level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]
+            for block_index in range(1, block_count + 1):
+                width = self.add_block(level_module, f"block_{block_index}", width, channels)
+                if level_index in self.spec.attn_resolutions:
+                    self.add_attention(level_module, f"attn_{block_index}", width)
+            self.add_module(f"level_{level_index}", level_module)
             return width
 
         def add_middle(self, width: int) -> None:
@@ -416,14 +416,14 @@ def _reference_class() -> type[nn.Module]:
 
         def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
             normed = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            z: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
-            return x + z.transpose(1, 2).unflatten(2, x.shape[2:])
+            attention_output: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
+            return x + attention_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
-        def run_level(self, index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
-            level = self.get_submodule(f"level_{index}")
-            for j in range(1, block_count + 1):
-                x = level.get_submodule(f"block_{j}")(x, *codes)
-                x = self.attend(level, f"attn_{j}", x, *codes) if index in self.spec.attn_resolutions else x
+        def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
+            level_module = self.get_submodule(f"level_{level_index}")
+            for block_index in range(1, block_count + 1):
+                x = level_module.get_submodule(f"block_{block_index}")(x, *codes)
+                x = self.attend(level_module, f"attn_{block_index}", x, *codes) if level_index in self.spec.attn_resolutions else x
             return x
 
         def run_middle(self, x: Tensor, *codes: Tensor) -> Tensor:
@@ -502,17 +502,17 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(0, (-1, frames)).transpose(1, 2)
 
     class Generation(nn.Module):
-        """The weights that generate tokens of images, which reading an image does not use."""
+        """The modules that generate image tokens, which the encoding of an image does not run."""
 
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for projection_name, maps, width in (
+            for projection, projector, width in (
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for i, linear in enumerate(maps, 1):
-                    self.add_module(f"{projection_name}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
+                for i, linear in enumerate(projector, 1):
+                    self.add_module(f"{projection}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
                     width = linear.size
 
     class ImageTokenizerReference(nn.Module):
@@ -535,7 +535,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
         def decode(self, codes: Tensor) -> Tensor:
-            """Returns the pixels of the codes. codes: [images, frames, rows, columns]."""
+            """Decodes codes to pixels. codes: [images, frames, rows, columns]."""
             return self.decoder(self.codebook.weight[codes].permute(0, 4, 1, 2, 3))
 
     return ImageTokenizerReference

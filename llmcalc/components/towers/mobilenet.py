@@ -53,7 +53,7 @@ class EdgeResidual(Part):
 
 
 class InvertedResidual(Part):
-    """A universal inverted residual block: pointwise convolutions to intermediate_size and back, and depthwise ones.
+    """A universal inverted residual block of pointwise and depthwise convolutions with an inner intermediate_size.
 
     channels: the number of output channels.
     intermediate_size: the number of channels between the pointwise convolutions.
@@ -124,7 +124,7 @@ class BlockGroup(Part):
 
 
 class GridStage(Part):
-    """A stage of an encoder, between whose first and last block the grid of positions is halved.
+    """A stage of an encoder, which halves the sides of the grid of positions.
 
     groups: the groups of blocks, in order.
     """
@@ -204,8 +204,8 @@ class MobileNet(TowerPart):
         stage_outputs: list[Value] = []
         for i, stage in enumerate(self.stages, 1):
             with recorder.scope(f"stage_{i}"):
-                for j, group in enumerate(stage.groups, 1):
-                    x = self._record_group(recorder, f"group_{j}", x, group)
+                for group_index, group in enumerate(stage.groups, 1):
+                    x = self._record_group(recorder, f"group_{group_index}", x, group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
@@ -222,8 +222,8 @@ class MobileNet(TowerPart):
         if same(group.repeat, 1):
             with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
-        indices = range(group.repeat) if isinstance(group.repeat, int) else None
-        return recorder.layers(x, record_blocks, group.repeat, indices, group_name, kind="layer")
+        repeat_indices = range(group.repeat) if isinstance(group.repeat, int) else None
+        return recorder.layers(x, record_blocks, group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
@@ -255,7 +255,7 @@ class MobileNet(TowerPart):
         return self._record_conv(recorder, "pw_proj", x, block.channels)
 
     def _record_attention(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
-        """Records attention with one head of keys and values, each of which may be of a smaller grid."""
+        """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
         for letter in "kv":
@@ -320,7 +320,7 @@ class MobileNet(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         rms = Norm(type="rmsnorm", eps=1e-6)
-        edges = (
+        edge_blocks = (
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
@@ -328,7 +328,7 @@ class MobileNet(TowerPart):
             InvertedResidual(channels=8, intermediate_size=20, start_kernel=3, mid_kernel=5, stride=2),
             InvertedResidual(channels=8, intermediate_size=12, start_kernel=5),
         )
-        attending = (
+        grid_attention = (
             GridAttention(num_attention_heads=3, head_dim=5, kv_stride=2),
             InvertedResidual(channels=8, intermediate_size=16),
         )
@@ -337,8 +337,8 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
-            GridStage(groups=(BlockGroup(blocks=edges),)),
-            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=attending, repeat=3))),
+            GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
+            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
@@ -349,7 +349,7 @@ class MobileNet(TowerPart):
                 stem_channels=6,
                 stages=(
                     GridStage(
-                        groups=(BlockGroup(blocks=edges), BlockGroup(blocks=(*edges[1:], *attending[:1]), repeat=2))
+                        groups=(BlockGroup(blocks=edge_blocks), BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2))
                     ),
                 ),
                 fused_stages=1,
@@ -380,13 +380,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SameConv(nn.Conv2d):
-        """A convolution whose zero padding lets a stride s leave ⌈side / s⌉ positions of each side."""
+    class SamePaddingConv(nn.Conv2d):
+        """A convolution with zero padding, so that stride s leaves ⌈side / s⌉ positions per side."""
 
         def forward(self, x: Tensor) -> Tensor:
             padding: list[int] = []
-            for side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-                total_padding = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+            for grid_side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
                 padding += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding))
 
@@ -404,7 +404,7 @@ def _reference_class() -> type[nn.Module]:
             self, convolution_name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
         ) -> int:
             self.add_module(
-                convolution_name, SameConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields)
+                convolution_name, SamePaddingConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields)
             )
             self.add_norm(f"{convolution_name}_norm", channels)
             return channels
@@ -435,14 +435,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: InvertedResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip, inner = spec.stride == 1 and spec.channels == width, spec.intermediate_size
+            self.has_skip, inner_width = spec.stride == 1 and spec.channels == width, spec.intermediate_size
             if spec.start_kernel is not None:
                 stride = spec.stride if spec.mid_kernel is None else 1
                 self.add_conv("dw_start", width, width, spec.start_kernel, stride, groups=width)
-            self.add_conv("pw_exp", width, inner)
+            self.add_conv("pw_exp", width, inner_width)
             if spec.mid_kernel is not None:
-                self.add_conv("dw_mid", inner, inner, spec.mid_kernel, spec.stride, groups=inner)
-            self.width = self.add_conv("pw_proj", inner, spec.channels)
+                self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
+            self.width = self.add_conv("pw_proj", inner_width, spec.channels)
             self.layer_scale = vector(torch.ones(spec.channels))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -457,13 +457,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GridAttention, width: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.heads, self.width, inner = spec.num_attention_heads, width, spec.num_attention_heads * spec.head_dim
+            self.heads, self.width, inner_width = spec.num_attention_heads, width, spec.num_attention_heads * spec.head_dim
             self.add_norm("norm", width)
-            self.q_proj, self.o_proj = SameConv(width, inner, 1, bias=False), SameConv(inner, width, 1, bias=False)
+            self.q_proj, self.o_proj = SamePaddingConv(width, inner_width, 1, bias=False), SamePaddingConv(inner_width, width, 1, bias=False)
             for letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(f"{letter}_down", width, width, spec.kernel, spec.kv_stride, groups=width)
-                self.add_module(f"{letter}_proj", SameConv(width, spec.head_dim, 1, bias=False))
+                self.add_module(f"{letter}_proj", SamePaddingConv(width, spec.head_dim, 1, bias=False))
             self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(width))
 
         def _project(self, letter: str, x: Tensor) -> Tensor:
@@ -484,9 +484,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet, width: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            self.side, inner, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
-            self.add_conv("pw_exp", width, inner)
-            self.add_conv("pw_proj", inner, hidden)
+            self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
+            self.add_conv("pw_exp", width, inner_width)
+            self.add_conv("pw_proj", inner_width, hidden)
             self.add_norm("norm", hidden)
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
@@ -514,16 +514,16 @@ def _reference_class() -> type[nn.Module]:
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
             for i, stage in enumerate(spec.stages, 1):
                 groups = nn.Module()
-                for j, group in enumerate(stage.groups, 1):
+                for group_index, group in enumerate(stage.groups, 1):
                     repeats = list[nn.Module]()
                     for _ in range(group.repeat):
                         blocks = nn.Sequential()
                         for k, block in enumerate(group.blocks, 1):
-                            module = BLOCKS[block.type](block, width, spec.norm, spec.hidden_act)
-                            blocks.add_module(f"block_{k}", module)
-                            width = module.width
+                            block_module = BLOCKS[block.type](block, width, spec.norm, spec.hidden_act)
+                            blocks.add_module(f"block_{k}", block_module)
+                            width = block_module.width
                         repeats.append(blocks)
-                    groups.add_module(f"group_{j}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats))
+                    groups.add_module(f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats))
                 self.add_module(f"stage_{i}", groups)
                 widths.append(width)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))

@@ -100,21 +100,21 @@ class Resampler(LearnedQueries):
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
-        rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=rows)
+        query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=rows)
+                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
             )
-        values: Value | None = None
+        value_input: Value | None = None
         if self.double_projections:
-            query, keys, values = (
-                recorder.linear(projection_name, projection_input, hidden)
-                for projection_name, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
+            query, keys, value_input = (
+                recorder.linear(projection, projection_input, hidden)
+                for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
-            attention_output = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
+            attention_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
             recorder.linear("attention_out", attention_output, hidden, bias=True)
             if self.double_projections
@@ -260,8 +260,8 @@ class Projector(TowerPart):
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
-        rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return recorder.merge(x, rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
+        merged_rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
+        return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
 
     def _with_marks(
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
@@ -271,7 +271,7 @@ class Projector(TowerPart):
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
+        return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["projector"](self)
@@ -328,8 +328,8 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
-                cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for size, resampler in resamplers
+                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
+                for input_size, resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
             cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SanMEncoder(TowerPart):
-    """An encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
+    """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
     hidden_size: the width of the layers.
@@ -61,7 +61,7 @@ class SanMEncoder(TowerPart):
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
             )
-        if not all(0 <= index < self.num_hidden_layers for index in self.normed_layers):
+        if not all(0 <= layer_index < self.num_hidden_layers for layer_index in self.normed_layers):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
         return self
 
@@ -77,21 +77,21 @@ class SanMEncoder(TowerPart):
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for label, has_norm, indices in self._kinds_of_later_layers():
+        for label, has_norm, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
-            x = recorder.layers(x, record_layer, len(indices), indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=label)
         return x
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields the label of each kind of layer above the first, whether it ends in a norm, and its indices."""
+        """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, has_norm in (("", False), ("normed", True)):
-            indices = [i for i in layers if (i in self.normed_layers) == has_norm]
-            if indices:
-                yield label, has_norm, indices
+            layer_indices = [i for i in layers if (i in self.normed_layers) == has_norm]
+            if layer_indices:
+                yield label, has_norm, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
-        """Records a layer. Its input is not added to the attention's output where their widths differ."""
+        """Records a layer, with a residual connection around attention unless the widths differ."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)

@@ -68,31 +68,31 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
     Raises `InputError` for a module with parameters that has no rule.
     """
     is_tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
-    plan: dict[str, ParallelStyle] = {}
+    styles_by_path: dict[str, ParallelStyle] = {}
     for module_name, submodule in module.named_modules():
         heads = getattr(submodule, "kv_heads", mesh.size())
         if heads % mesh.size():
             raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {module_name}")
-        plan |= _parallel_styles(module_name, submodule)
+        styles_by_path |= _parallel_styles(module_name, submodule)
     for module_name, _ in module.named_parameters():
-        if module_name.rpartition(".")[0] not in plan:
+        if module_name.rpartition(".")[0] not in styles_by_path:
             raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {module_name}; expected --tp 1")
-    parallelize_module(module, mesh, plan, src_data_rank=None)  # every process has the same values
+    parallelize_module(module, mesh, styles_by_path, src_data_rank=None)  # every process has the same values
     if is_tied:
         module.lm_head.weight = module.embed_tokens.weight
 
 
 def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
     """Returns the tensor-parallel styles by path for a module or its children; empty if another rule applies."""
-    parent, _, last_name = module_name.rpartition(".")
-    if last_name == "embed_tokens" and not parent:
+    parent_path, _, last_name = module_name.rpartition(".")
+    if last_name == "embed_tokens" and not parent_path:
         if isinstance(submodule, StageInput):
             return {}
         return {module_name: RowwiseParallel(input_layouts=Replicate())}
     if last_name == "lm_head":
         return {module_name: ColwiseParallel(use_local_output=False)}
-    is_in_layer = parent.rpartition(".")[0] == "layers"
-    if (is_in_layer or not parent) and [*submodule.parameters(recurse=False)]:
+    is_in_layer = parent_path.rpartition(".")[0] == "layers"
+    if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
     linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear:
@@ -133,16 +133,16 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
 class SharedState:
     """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, recurrent_state: Any) -> None:
+        self.run = recurrent_state
 
 
 def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
     return inputs[0], SharedState(inputs[1])
 
 
-def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, state: SharedState) -> torch.Tensor:
-    return forward(x, state.run)
+def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState) -> torch.Tensor:
+    return forward(x, shared_state.run)
 
 
 class StageInput(nn.Module):
